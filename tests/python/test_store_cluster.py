@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import kvik
+from kvik.serving_cache.config import CacheConfig
+from kvik.serving_cache.tiers import Stop, Tiers
 from tests.python.store_rig import NAMESPACE, Bytes, Served
 
 DEADLINE = 6.0
@@ -177,6 +183,14 @@ def test_servers_come_and_go_under_load(tmp_path: Path, copies: int) -> None:
         assert max(client.longest for client in load.clients) < 2 * DEADLINE
 
 
+def _stat(address: str) -> dict[str, Any]:
+    """What `kvik store stat --json` says."""
+    command = [sys.executable, "-c", "from kvik.cli import main; main()", "store", "stat", address, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True)
+    told: dict[str, Any] = json.loads(done.stdout)
+    return told
+
+
 def test_a_copy_is_read_while_its_server_is_down() -> None:
     with Served() as one, Served() as two, Served() as three:
         client = Client([one.address, two.address, three.address], 2)
@@ -185,6 +199,11 @@ def test_a_copy_is_read_while_its_server_is_down() -> None:
         two.kill()
         assert [client.got(prompt) for prompt in range(PROMPTS)] == [BLOCKS] * PROMPTS
         assert client.store.stat()["blocks"] > 0
+        servers = _stat(",".join([one.address, two.address, three.address]))["servers"]
+        assert {name: server["up"] for name, server in servers.items()} == {
+            one.address: True, two.address: False, three.address: True,
+        }  # fmt: skip
+        assert sum(server["blocks"] for server in servers.values()) == client.store.stat()["blocks"]
         with pytest.raises(kvik.StoreUnavailable, match="ask again"):
             client.store.clear()
         one.kill()
@@ -195,3 +214,38 @@ def test_a_copy_is_read_while_its_server_is_down() -> None:
         assert client.store.choose(10, 1.0).reason == "unavailable"
         assert client.wrong == 0
         client.close()
+
+
+def test_a_name_lists_the_servers() -> None:
+    with Served() as one, kvik.Engine() as engine:
+        host, port = one.address.split(":")
+        layout = kvik.Layout(BLOCKS, RUN)
+        store = kvik.Store.connect(engine, f"dns:localhost:{port}", NAMESPACE, layout)
+        assert f"{host}:{port}" in [member.name for member in store.members() if member.up]
+
+
+def test_a_serving_engine_reads_amid_a_prompt() -> None:
+    with Served() as one, Served() as two, Served() as three, kvik.Engine() as engine:
+        layout = kvik.Layout(BLOCKS, RUN)
+        region = engine.allocate(layout.nbytes)
+        pages: Bytes = np.frombuffer(memoryview(region), dtype=np.uint8).reshape(BLOCKS, RUN)
+        config = CacheConfig(
+            address=f"{one.address},{two.address},{three.address}", deadline=LIMIT, save_deadline=LIMIT
+        )
+        tiers = Tiers(kvik, config, engine, region, layout)
+        tiers.set_namespace(NAMESPACE)
+        content = np.random.default_rng(1).integers(0, 256, (BLOCKS, RUN), dtype=np.uint8)
+        pages[:] = content
+        links = b"".join(number.to_bytes(32, "little") for number in range(BLOCKS))
+        until = time.monotonic() + LIMIT
+        assert tiers.save(links, range(BLOCKS), until).counts["remote_stored"] == BLOCKS
+        assert tiers.look(links) == (BLOCKS, 0, {})
+        tiers.prefetch(links, 0)
+        for first in (0, 1, 63, 64, 100, BLOCKS - 1):
+            pages[:] = 0xEE
+            loaded = tiers.load(links, range(first, BLOCKS), until, Stop())
+            assert (loaded.remote, loaded.failures) == (BLOCKS - first, {})
+            assert (pages[first:] == content[first:]).all()
+            assert (pages[:first] == 0xEE).all()
+        tiers.close()
+        del pages

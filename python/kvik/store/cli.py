@@ -95,7 +95,9 @@ def serve(etcd: str | None, **given: Any) -> None:
 def stat(address: str, interval: float, once: bool, as_json: bool, prometheus: bool) -> None:
     """Show what a store is doing: tiers, tenants, times, refusals.
 
-    HOST:PORT is what `kvik store serve` said that it serves on; without it, 127.0.0.1:7500.
+    HOST:PORT is what `kvik store serve` said that it serves on; without it, 127.0.0.1:7500. Of a store of
+    several servers it is what its clients are given: addresses with commas between them, file:PATH,
+    dns:NAME:PORT or etcd:http://HOST:PORT/PREFIX. Then the figures are sums, with a line for each server.
 
     Without --once the view stays and is renewed until Ctrl-C. The secret or TLS that the store demands is
     taken from KVIK_SECRET, KVIK_TLS or the configuration file.
@@ -131,7 +133,9 @@ def _watch(client: _native.StoreClient, address: str, interval: float) -> Iterat
     while True:
         pause.wait(interval)
         after, now = Samples(client.metrics()), time.monotonic()
-        yield figures(address, before, after, now - looked)
+        members = client.members()
+        up = {name: answers for name, answers, _ in members} if len(members) > 1 else None
+        yield figures(address, before, after, now - looked, up)
         before, looked = after, now
 
 

@@ -54,8 +54,9 @@ struct Asked {
     reading: Reading,
     /// Blocks of the piece that were there before.
     before: usize,
-    /// Then it has had its share of the time without a sign, and the next one is asked.
-    until: Instant,
+    /// Then it has had its share of the time without a sign, and the next one is asked. None until it is waited for:
+    /// while the caller is at an earlier piece, or elsewhere, it owes nothing.
+    until: Option<Instant>,
 }
 
 /// What became of a piece.
@@ -122,6 +123,14 @@ impl Gathering {
     }
 }
 
+impl Source {
+    /// Until when a server is waited for that so many others could stand in for.
+    fn share(&self, others: usize) -> Instant {
+        let left = self.until.saturating_duration_since(Instant::now());
+        Instant::now() + left / (1 + others) as u32
+    }
+}
+
 impl Piece {
     fn new(placed: Placed) -> Piece {
         let Placed { piece, members } = placed;
@@ -148,8 +157,7 @@ impl Piece {
             let to = (from.spread.engine(), &member.link, &like);
             match Reading::begin_at(to, &wanted, left, None) {
                 Ok(reading) => {
-                    let until = Instant::now() + left / (1 + self.others.len()) as u32;
-                    self.now = Some(Asked { member, reading, before: self.there, until });
+                    self.now = Some(Asked { member, reading, before: self.there, until: None });
                     return Ok(true);
                 }
                 Err(error) => self.fail(&member, error),
@@ -184,20 +192,22 @@ impl Piece {
                 }
                 return Ok(Step::Short);
             };
-            let until = step.map_or(asked.until, |step| step.min(asked.until));
-            let answer = asked.reading.next(Some(until.saturating_duration_since(Instant::now())));
+            let until = *asked.until.get_or_insert_with(|| from.share(self.others.len()));
+            let wait = step.map_or(until, |step| step.min(until));
+            let answer = asked.reading.next(Some(wait.saturating_duration_since(Instant::now())));
             self.there = asked.before + asked.reading.verified();
             match answer {
                 Ok(Some(_)) => {
-                    let left = from.until.saturating_duration_since(Instant::now());
-                    asked.until = Instant::now() + left / (1 + self.others.len()) as u32;
+                    asked.until = None;
                     self.now = Some(asked);
                     return Ok(Step::More);
                 }
                 Ok(None) => self.failure = None,
-                Err(error) if error.code == Code::WaitTimeout && Instant::now() < asked.until => {
+                Err(error) if error.code == Code::WaitTimeout && Instant::now() < until => {
                     self.now = Some(asked);
-                    return Err(error);
+                    if step.is_some_and(|step| step <= Instant::now()) {
+                        return Err(error);
+                    }
                 }
                 Err(error) if error.code == Code::WaitTimeout => {
                     let error = asked.reading.late(asked.member.name());

@@ -22,6 +22,9 @@ use std::time::{Duration, Instant};
 /// Members of a store, at most: each has a thread that meets it.
 const MOST: usize = 1024;
 
+/// The shortest time that can be asked for.
+pub(super) const SHORTEST: Duration = Duration::from_millis(1);
+
 /// See the module's text.
 pub(crate) struct Cluster {
     pub engine: Engine,
@@ -231,10 +234,15 @@ impl Cluster {
         request: &Request,
         take: impl Fn(&Answers) -> Result<T>,
     ) -> Vec<(Arc<Member>, Result<T>)> {
+        let until = Instant::now() + DEADLINE;
         let asked: Vec<(Arc<Member>, Result<Answers>)> = members
             .all
             .iter()
-            .map(|member| (member.clone(), member.ask(request.clone(), DEADLINE)))
+            .map(|member| {
+                // A server that takes no requests keeps this from going on: that is of the same deadline.
+                let left = until.saturating_duration_since(Instant::now()).max(SHORTEST);
+                (member.clone(), member.ask(request.clone(), left))
+            })
             .collect();
         let answer = |(member, answers): (Arc<Member>, Result<Answers>)| {
             let answer = answers.and_then(|answers| take(&answers));

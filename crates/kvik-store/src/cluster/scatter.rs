@@ -1,6 +1,6 @@
 //! A put of blocks that lie on several servers, in one copy or more.
 
-use super::members::{Cluster, Member, is_loss};
+use super::members::{Cluster, Member, SHORTEST, is_loss};
 use super::spread::{Placed, Spread};
 use crate::Stored;
 use crate::chain::Chain;
@@ -43,7 +43,7 @@ impl Scattering {
         ack: Ack,
         deadline: Duration,
     ) -> Result<Scattering> {
-        let mut pieces = Vec::new();
+        let (mut pieces, until) = (Vec::new(), Instant::now() + deadline);
         for Placed { piece, members } in spread.placed(chain)? {
             let (keys, pages) = (&chain.keys()[piece.range.clone()], pages.select(piece.range.clone())?);
             // What begins a segment hangs on nothing: the block before it may be on another server.
@@ -53,13 +53,13 @@ impl Scattering {
                 None => chain.parent(),
             };
             let given = Given { namespace: spread.namespace, parent, keys, pages: &pages, ack };
-            let copy = |member: Arc<Member>| match Writing::begin_at(
-                (spread.engine(), &member.link),
-                given,
-                deadline,
-            ) {
-                Ok(writing) => Replica { member, writing: Some(writing), ended: None },
-                Err(error) => Replica::failed(member, error),
+            let copy = |member: Arc<Member>| {
+                // A server that takes no requests keeps this from going on: that is of the same deadline.
+                let left = until.saturating_duration_since(Instant::now()).max(SHORTEST);
+                match Writing::begin_at((spread.engine(), &member.link), given, left) {
+                    Ok(writing) => Replica { member, writing: Some(writing), ended: None },
+                    Err(error) => Replica::failed(member, error),
+                }
             };
             pieces.push(Piece { blocks: keys.len(), copies: members.into_iter().map(copy).collect() });
         }

@@ -1,6 +1,6 @@
 //! Calls about blocks that lie on several servers, copy after copy.
 
-use super::members::{Cluster, Member, Members, is_loss};
+use super::members::{Cluster, Member, Members, SHORTEST, is_loss};
 use crate::chain::Chain;
 use crate::early::Like;
 use crate::link::{Answers, DEADLINE, unexpected};
@@ -83,14 +83,21 @@ impl Spread {
         };
         let request =
             |keys: &[BlockKey]| Request::Contains { namespace: self.namespace, keys: keys.to_vec() };
-        self.copy_by_copy(chain, &mut here, open, request, |here, placed, _, response| match response {
-            Response::Here(found) if found.len() == placed.piece.range.len() => {
-                let places = here[placed.piece.range.clone()].iter_mut();
-                places.zip(found).for_each(|(here, found)| *here |= found);
-                Ok(())
-            }
-            other => Err(unexpected(&other)),
-        })?;
+        let turns = Turns::new(DEADLINE, true);
+        self.copy_by_copy(
+            (chain, turns),
+            &mut here,
+            open,
+            request,
+            |here, placed, _, response| match response {
+                Response::Here(found) if found.len() == placed.piece.range.len() => {
+                    let places = here[placed.piece.range.clone()].iter_mut();
+                    places.zip(found).for_each(|(here, found)| *here |= found);
+                    Ok(())
+                }
+                other => Err(unexpected(&other)),
+            },
+        )?;
         Ok(here)
     }
 
@@ -108,19 +115,18 @@ impl Spread {
         };
         let request =
             |keys: &[BlockKey]| Request::Prefetch { namespace: self.namespace, keys: keys.to_vec() };
-        let placed = self.copy_by_copy(
-            chain,
-            &mut there,
-            open,
-            request,
-            |there, placed, from, response| match response {
-                Response::Done(count) if count <= (placed.piece.range.end - from) as u64 => {
-                    *there.entry(placed.piece.range.start).or_default() += count;
-                    Ok(())
+        // What has to come from a disk takes its time: the next copy is not asked before this one has answered.
+        let turns = Turns::new(DEADLINE, false);
+        let placed =
+            self.copy_by_copy((chain, turns), &mut there, open, request, |there, placed, from, response| {
+                match response {
+                    Response::Done(count) if count <= (placed.piece.range.end - from) as u64 => {
+                        *there.entry(placed.piece.range.start).or_default() += count;
+                        Ok(())
+                    }
+                    other => Err(unexpected(&other)),
                 }
-                other => Err(unexpected(&other)),
-            },
-        )?;
+            })?;
         Ok(run(&placed, |at| there.get(&placed[at].piece.range.start).copied().unwrap_or(0)))
     }
 
@@ -128,13 +134,14 @@ impl Spread {
     /// it within one deadline. `open` says from which key on a piece is asked for.
     fn copy_by_copy<S>(
         &self,
-        chain: Chain<'_>,
+        (chain, mut turns): (Chain<'_>, Turns),
         state: &mut S,
         open: impl Fn(&S, &Placed) -> Option<usize>,
         request: impl Fn(&[BlockKey]) -> Request,
         mut take: impl FnMut(&mut S, &Placed, usize, Response) -> Result<()>,
     ) -> Result<Vec<Placed>> {
-        let (placed, mut turns) = (self.placed(chain)?, Turns::new(self.cluster.copies, DEADLINE));
+        let placed = self.placed(chain)?;
+        turns.copies = placed.iter().map(|one| one.members.len()).max().unwrap_or(0);
         while let Some((copy, left)) = turns.next() {
             let mut asked: Vec<(&Placed, &Arc<Member>, usize, Result<Answers>)> = Vec::new();
             for one in &placed {
@@ -164,13 +171,13 @@ impl Spread {
     /// As for [`Spread::contains`].
     pub fn pin(&self, chain: Chain<'_>, time: Duration) -> Result<u64> {
         check_keys(chain.keys())?;
-        let (placed, mut turns) = (self.placed(chain)?, Turns::new(1, DEADLINE));
+        let (placed, mut turns) = (self.placed(chain)?, Turns::new(DEADLINE, true));
         let mut asked = Vec::new();
         for (at, one) in placed.iter().enumerate() {
             for member in &one.members {
                 let keys = chain.keys()[one.piece.range.clone()].to_vec();
                 let request = Request::Pin { namespace: self.namespace, keys, time };
-                asked.push((at, member, member.ask(request, DEADLINE)));
+                asked.push((at, member, member.ask(request, turns.left())));
             }
         }
         let mut kept = vec![0; placed.len()];
@@ -204,26 +211,29 @@ struct Turns {
     until: Instant,
     copy: usize,
     copies: usize,
+    /// Whether a copy is waited for as long as its share, and not as long as there is.
+    shared: bool,
     answered: bool,
 }
 
 impl Turns {
-    fn new(copies: usize, time: Duration) -> Turns {
-        Turns { until: Instant::now() + time, copy: 0, copies, answered: false }
+    fn new(time: Duration, shared: bool) -> Turns {
+        Turns { until: Instant::now() + time, copy: 0, copies: 0, shared, answered: false }
     }
 
     fn left(&self) -> Duration {
-        self.until.saturating_duration_since(Instant::now())
+        self.until.saturating_duration_since(Instant::now()).max(SHORTEST)
     }
 
     /// The next copy, and how long it is waited for: what comes after it is to have its share of the time.
     fn next(&mut self) -> Option<(usize, Duration)> {
-        let (copy, left) = (self.copy, self.left());
-        if copy >= self.copies || left.is_zero() {
+        let copy = self.copy;
+        if copy >= self.copies || self.until <= Instant::now() {
             return None;
         }
         self.copy += 1;
-        Some((copy, left / (self.copies - copy) as u32))
+        let shares = if self.shared { self.copies - copy } else { 1 };
+        Some((copy, self.left() / shares as u32))
     }
 
     /// A server has not done its part.

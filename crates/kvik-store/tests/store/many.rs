@@ -18,7 +18,7 @@ struct Member {
 impl Member {
     fn start() -> Member {
         let engine = Engine::start(Config::default()).unwrap();
-        let options = StoreOptions { memory: 16 << 20, ..StoreOptions::default() };
+        let options = StoreOptions { memory: 64 << 20, ..StoreOptions::default() };
         let server = Server::start(&engine, &options).unwrap();
         Member { engine, server }
     }
@@ -167,6 +167,22 @@ fn one_copy_that_does_not_answer_leaves_time_for_the_other() {
     let deadline = Duration::from_secs(10);
     assert_eq!(asking.get(Chain::from(&keys), Some(deadline)).unwrap(), 300);
     assert!(asking.space.contains(&keys).unwrap().iter().all(|here| *here));
+}
+
+#[test]
+fn a_server_owes_nothing_while_nobody_waits_for_it() {
+    let members = [Member::start(), Member::start(), Member::start()];
+    let asking = Asking::of(&addresses(&members.iter().collect::<Vec<_>>()), 3);
+    let keys = prompt(0);
+    asking.put(Chain::from(&keys), None).unwrap();
+    let ids: Vec<u32> = (0..BLOCKS).collect();
+    let deadline = Duration::from_secs(6);
+    let mut getting = asking.space.get(&keys, &asking.pages.set(&ids), Some(deadline)).unwrap();
+    getting.next(None).unwrap();
+    // The caller does something else for longer than one copy of three may take.
+    std::thread::park_timeout(deadline / 2);
+    assert_eq!(getting.wait().unwrap(), 300);
+    assert!(asking.client.members().iter().all(|member| member.up && member.unanswered == 0));
 }
 
 #[test]
