@@ -73,7 +73,7 @@ def _met(engine: kvik.Engine, etcd: Etcd) -> Rig:
         except kvik.StoreUnavailable:
             if time.monotonic() > until:
                 raise
-            time.sleep(0.05)
+            time.sleep(0.05)  # a client that was not made has nothing to wait for
 
 
 def _names(rig: Rig) -> set[str]:

@@ -10,14 +10,16 @@ use std::time::Duration;
 /// A get that was begun: blocks come in their order.
 pub struct Getting(Get);
 
+// One store is the common case, and costs no allocation more.
+#[expect(clippy::large_enum_variant, reason = "the large variant is the common one")]
 enum Get {
-    One(Box<Reading>),
+    One(Reading),
     Many(Box<Gathering>),
 }
 
 impl Getting {
     pub(crate) fn one(reading: Reading) -> Getting {
-        Getting(Get::One(Box::new(reading)))
+        Getting(Get::One(reading))
     }
 
     pub(crate) fn many(gathering: Gathering) -> Getting {
@@ -68,13 +70,13 @@ impl Getting {
 pub struct Putting(Put);
 
 enum Put {
-    One(Box<Writing>),
+    One(Writing),
     Many(Scattering),
 }
 
 impl Putting {
     pub(crate) fn one(writing: Writing) -> Putting {
-        Putting(Put::One(Box::new(writing)))
+        Putting(Put::One(writing))
     }
 
     pub(crate) fn many(scattering: Scattering) -> Putting {

@@ -84,10 +84,12 @@ impl Member {
         self.link.ask(request, left)
     }
 
-    /// It did not answer a part of a call: for that it is as if it had nothing.
+    /// A part of a call has failed at it. Where it did not answer, it is as if it had nothing.
     pub fn missed(&self, error: &Error) {
-        self.unanswered.fetch_add(1, Ordering::Relaxed);
-        log::debug!("the store's server {} has not answered: {error}", self.name());
+        if is_loss(error) {
+            self.unanswered.fetch_add(1, Ordering::Relaxed);
+        }
+        log::debug!("the store's server {} has not done its part: {error}", self.name());
     }
 }
 

@@ -119,6 +119,21 @@ fn a_prompt_lies_on_several_servers_and_is_read_from_anywhere() {
 }
 
 #[test]
+fn a_put_is_taken_up_before_it_is_stored() {
+    let members = [Member::start(), Member::start()];
+    let asking = Asking::of(&addresses(&members.iter().collect::<Vec<_>>()), 2);
+    let (keys, ids) = (prompt(0), (0..BLOCKS).collect::<Vec<u32>>());
+    keys.iter().zip(&ids).for_each(|(key, page)| asking.pages.fill(*page, key));
+    let mut putting = asking.space.put(&keys, &asking.pages.set(&ids), Ack::Accepted, None).unwrap();
+    assert_eq!(putting.acknowledged(None).unwrap(), None);
+    assert_eq!(putting.wait(None).unwrap().stored, 300);
+    // Without a log nothing is durable, which the servers say; it is not their loss.
+    let mut refused = asking.space.put(&keys, &asking.pages.set(&ids), Ack::Durable, None).unwrap();
+    assert_eq!(refused.wait(None).unwrap_err().code, Code::InvalidArgument);
+    assert!(asking.client.members().iter().all(|member| member.up && member.unanswered == 0));
+}
+
+#[test]
 fn a_copy_answers_for_a_server_that_has_gone() {
     let mut members = vec![Member::start(), Member::start(), Member::start()];
     let asking = Asking::of(&addresses(&members.iter().collect::<Vec<_>>()), 2);
