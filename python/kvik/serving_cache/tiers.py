@@ -241,10 +241,13 @@ class Tiers:
         them; nothing where there is no store."""
         if store is None or start * LINK_BYTES >= len(links):
             return
-        hashes = [links[at : at + LINK_BYTES] for at in range(0, len(links), LINK_BYTES)]
-        keys = bytes(store.keys_of(hashes))
+        keys = self._keys(store, links)
         for at in range(start * KEY_BYTES, len(keys), MOST_KEYS * KEY_BYTES):
             yield keys[at : at + MOST_KEYS * KEY_BYTES], keys[:at]
+
+    def _keys(self, store: Any, links: bytes) -> bytes:
+        hashes = [links[at : at + LINK_BYTES] for at in range(0, len(links), LINK_BYTES)]
+        return bytes(store.keys_of(hashes))
 
     # The server.
 
