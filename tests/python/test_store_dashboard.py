@@ -109,7 +109,7 @@ def work(rig: Rig, small: kvik.Store, turn: int) -> None:
     keys = small.keys(range(turn * 128, turn * 128 + 128))
     small.put(keys, rig.pages(range(32))).wait()  # Twice its quota.
     small.get(keys, rig.pages(range(32))).wait()
-    small.put(keys[32:64], rig.pages(range(1)), parent=bytes(32)).wait()
+    small.put(keys[32:64], rig.pages(range(1)), before=bytes(32)).wait()
     small.clear()
     with pytest.raises(kvik.InvalidArgument):
         rig.store.within(NAMESPACE, tenant="not its own")

@@ -28,8 +28,9 @@ def missing_packages() -> list[str]:
     programs = {"gcc": "gcc", "make": "make", "ld": "binutils", "readelf": "binutils", "openssl": "openssl"}
     if os.geteuid() == 0:
         # For tests between network namespaces, which root makes, for commands in the documentation, and for
-        # the queries of the dashboard.
+        # the queries of the dashboard; etcd for servers of a store that enter themselves there.
         programs |= {"ip": "iproute2", "ss": "iproute2", "curl": "curl", "prometheus": "prometheus"}
+        programs["etcd"] = "etcd-server"
         # The lab reaches other hosts over it; its tests have a server each.
         programs |= {"ssh": "openssh-client", "sshd": "openssh-server"}
     for program, package in programs.items():

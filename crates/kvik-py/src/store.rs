@@ -12,8 +12,8 @@ use kvik_core::Code;
 use kvik_store::policy::PolicyKind;
 use kvik_store::replay::{Comparison, Outcome, Trace, compare, parse_capacities};
 use kvik_store::{
-    Ack, BlockKey, Client, Counts, Getting, LogOptions, Namespace, Putting, Server, Shape, Space,
-    StoreOptions, Stored, TenantOptions,
+    Ack, BlockKey, Chain, Client, Counts, Etcd, Getting, LogOptions, Namespace, Putting, Registration,
+    Server, Servers, Shape, Space, StoreOptions, Stored, TenantOptions,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -169,16 +169,28 @@ impl PyStoreClient {
         Ok(PyStoreClient(Owned::new(py.detach(|| Client::embedded(engine, &options)).or_raise(py)?)))
     }
 
-    /// The store that a process serves at an address. deadline: seconds, for meeting it.
+    /// The store that a process serves, or several do. deadline: seconds, for meeting them.
     #[staticmethod]
     fn connect(
         py: Python<'_>,
         engine: &Bound<'_, PyEngine>,
-        address: &str,
+        addresses: Vec<String>,
+        copies: Natural,
         deadline: Option<f64>,
     ) -> PyResult<Self> {
         let (engine, deadline) = (engine.get().0.get(py)?, maybe_seconds(py, "deadline", deadline)?);
-        Ok(PyStoreClient(Owned::new(py.detach(|| Client::connect(engine, address, deadline)).or_raise(py)?)))
+        let copies = copies.within::<u32>(py, "copies")? as usize;
+        let client = py.detach(|| {
+            let servers = Servers::parse(&addresses)?;
+            Client::connect_to(engine, &servers, copies, deadline)
+        });
+        Ok(PyStoreClient(Owned::new(client.or_raise(py)?)))
+    }
+
+    /// The servers: of each its name, whether it answers, and how many parts of calls it has not answered.
+    fn members(&self, py: Python<'_>) -> PyResult<Vec<(String, bool, u64)>> {
+        let members = self.0.get(py)?.members();
+        Ok(members.into_iter().map(|member| (member.name, member.up, member.unanswered)).collect())
     }
 
     /// Blocks of one namespace.
@@ -236,20 +248,20 @@ pub struct PyStoreSpace(Owned<Space>);
 
 #[pymethods]
 impl PyStoreSpace {
-    #[pyo3(signature = (names, pages, parent, wanted, deadline))]
     fn put(
         &self,
         py: Python<'_>,
         names: &[u8],
         pages: &Bound<'_, PyPageSet>,
-        parent: Option<[u8; 32]>,
+        before: &[u8],
         wanted: &str,
         deadline: Option<f64>,
     ) -> PyResult<PyPutting> {
-        let (space, keys, wanted) = (self.0.get(py)?, keys(py, names)?, ack(py, wanted)?);
+        let (space, wanted) = (self.0.get(py)?, ack(py, wanted)?);
+        let (before, keys) = (keys(py, before)?, keys(py, names)?);
         let (set, deadline) = (pages.get().pages.get(py)?, maybe_seconds(py, "deadline", deadline)?);
-        let parent = parent.map(BlockKey);
-        let putting = py.detach(|| space.put(parent, &keys, set, wanted, deadline)).or_raise(py)?;
+        let chain = Chain::after(&before, &keys);
+        let putting = py.detach(|| space.put(chain, set, wanted, deadline)).or_raise(py)?;
         let (putting, cancelled) = (Owned::new(Mutex::new(putting)), AtomicBool::new(false));
         Ok(PyPutting { putting, cancelled, _pages: pages.clone().unbind() })
     }
@@ -259,11 +271,12 @@ impl PyStoreSpace {
         py: Python<'_>,
         names: &[u8],
         pages: &Bound<'_, PyPageSet>,
+        before: &[u8],
         deadline: Option<f64>,
     ) -> PyResult<PyGetting> {
-        let (space, keys) = (self.0.get(py)?, keys(py, names)?);
+        let (space, before, keys) = (self.0.get(py)?, keys(py, before)?, keys(py, names)?);
         let (set, deadline) = (pages.get().pages.get(py)?, maybe_seconds(py, "deadline", deadline)?);
-        let getting = py.detach(|| space.get(&keys, set, deadline)).or_raise(py)?;
+        let getting = py.detach(|| space.get(Chain::after(&before, &keys), set, deadline)).or_raise(py)?;
         let (getting, cancelled) = (Owned::new(Mutex::new(getting)), AtomicBool::new(false));
         Ok(PyGetting { getting, cancelled, _pages: pages.clone().unbind() })
     }
@@ -277,14 +290,14 @@ impl PyStoreSpace {
         Ok((choice.reason.fetches(), choice.reason.name(), choice.bytes, told))
     }
 
-    fn contains(&self, py: Python<'_>, names: &[u8]) -> PyResult<Vec<bool>> {
-        let (space, keys) = (self.0.get(py)?, keys(py, names)?);
-        py.detach(|| space.contains(&keys)).or_raise(py)
+    fn contains(&self, py: Python<'_>, names: &[u8], before: &[u8]) -> PyResult<Vec<bool>> {
+        let (space, before, keys) = (self.0.get(py)?, keys(py, before)?, keys(py, names)?);
+        py.detach(|| space.contains(Chain::after(&before, &keys))).or_raise(py)
     }
 
-    fn prefetch(&self, py: Python<'_>, names: &[u8]) -> PyResult<u64> {
-        let (space, keys) = (self.0.get(py)?, keys(py, names)?);
-        py.detach(|| space.prefetch(&keys)).or_raise(py)
+    fn prefetch(&self, py: Python<'_>, names: &[u8], before: &[u8]) -> PyResult<u64> {
+        let (space, before, keys) = (self.0.get(py)?, keys(py, before)?, keys(py, names)?);
+        py.detach(|| space.prefetch(Chain::after(&before, &keys))).or_raise(py)
     }
 
     fn remove(&self, py: Python<'_>, names: &[u8]) -> PyResult<u64> {
@@ -292,9 +305,10 @@ impl PyStoreSpace {
         py.detach(|| space.remove(&keys)).or_raise(py)
     }
 
-    fn pin(&self, py: Python<'_>, names: &[u8], time: f64) -> PyResult<u64> {
-        let (space, keys, time) = (self.0.get(py)?, keys(py, names)?, seconds(py, "seconds", time)?);
-        py.detach(|| space.pin(&keys, time)).or_raise(py)
+    fn pin(&self, py: Python<'_>, names: &[u8], before: &[u8], time: f64) -> PyResult<u64> {
+        let (space, time) = (self.0.get(py)?, seconds(py, "seconds", time)?);
+        let (before, keys) = (keys(py, before)?, keys(py, names)?);
+        py.detach(|| space.pin(Chain::after(&before, &keys), time)).or_raise(py)
     }
 
     fn clear(&self, py: Python<'_>) -> PyResult<u64> {
@@ -414,7 +428,11 @@ impl Drop for PyGetting {
 
 /// A store that other processes use, through an engine.
 #[pyclass(name = "StoreServer", module = "kvik._native", frozen)]
-pub struct PyStoreServer(Owned<Server>);
+pub struct PyStoreServer {
+    server: Owned<Server>,
+    /// Where it is entered in etcd.
+    entry: Owned<Mutex<Option<Registration>>>,
+}
 
 #[pymethods]
 impl PyStoreServer {
@@ -423,31 +441,45 @@ impl PyStoreServer {
     fn new(py: Python<'_>, engine: &Bound<'_, PyEngine>, given: &Bound<'_, PyAny>) -> PyResult<Self> {
         let options = options(given)?;
         let engine = engine.get().0.get(py)?;
-        Ok(PyStoreServer(Owned::new(py.detach(|| Server::start(engine, &options)).or_raise(py)?)))
+        let server = Owned::new(py.detach(|| Server::start(engine, &options)).or_raise(py)?);
+        Ok(PyStoreServer { server, entry: Owned::new(Mutex::new(None)) })
     }
 
     /// What has happened, by name.
     fn stat<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        named(py, &self.0.get(py)?.counts())
+        named(py, &self.server.get(py)?.counts())
     }
 
     /// All figures, in the Prometheus text format.
     fn metrics(&self, py: Python<'_>) -> PyResult<String> {
-        let server = self.0.get(py)?;
+        let server = self.server.get(py)?;
         Ok(py.detach(|| server.metrics()))
     }
 
-    /// Serve nobody any more.
+    /// Enter it in etcd, by the address at which clients reach it, until it is stopped.
+    fn enter(&self, py: Python<'_>, url: &str, address: &str) -> PyResult<()> {
+        let entry = self.entry.get(py)?;
+        let made = py.detach(|| Registration::start(&Etcd::parse(url)?, address)).or_raise(py)?;
+        let before = entry.lock().unwrap_or_else(PoisonError::into_inner).replace(made);
+        py.detach(|| drop(before));
+        Ok(())
+    }
+
+    /// Serve nobody any more. Its entry goes first: so clients leave before it stops to answer.
     fn stop(&self, py: Python<'_>) -> PyResult<()> {
-        let server = self.0.get(py)?;
-        py.detach(|| server.stop());
+        let (server, entry) = (self.server.get(py)?, self.entry.get(py)?);
+        py.detach(|| {
+            drop(entry.lock().unwrap_or_else(PoisonError::into_inner).take());
+            server.stop();
+        });
         Ok(())
     }
 }
 
 impl Drop for PyStoreServer {
     fn drop(&mut self) {
-        self.0.end();
+        self.entry.end();
+        self.server.end();
     }
 }
 

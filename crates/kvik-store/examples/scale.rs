@@ -56,7 +56,7 @@ fn fill(engine: &Engine, space: &Space, blocks: u64, ack: Ack) -> Result<()> {
     for first in (0..blocks).step_by(MAX_KEYS) {
         let keys: Vec<BlockKey> = (first..(first + MAX_KEYS as u64).min(blocks)).map(key).collect();
         let pages = pages.select(0..keys.len())?;
-        space.put(None, &keys, &pages, ack, Some(Duration::from_secs(60)))?.wait(None)?;
+        space.put(&keys, &pages, ack, Some(Duration::from_secs(60)))?.wait(None)?;
     }
     Ok(())
 }

@@ -53,7 +53,7 @@ fn is_found(engine: &Engine, client: &Client, store: &Store) {
     region.write_at(0, &vec![5; 4 * BLOCK as usize]).unwrap();
     let pages = |ids: &[u32]| PageSet::new(&region, layout.clone(), ids.into(), None, None).unwrap();
     let keys = namespace.keys(&(0..16).collect::<Vec<u32>>(), b"", &[]).unwrap();
-    space.put(None, &keys, &pages(&[0, 1, 2, 3]), Ack::Stored, None).unwrap().wait(None).unwrap();
+    space.put(&keys, &pages(&[0, 1, 2, 3]), Ack::Stored, None).unwrap().wait(None).unwrap();
     for (block, at) in [(0usize, 0u64), (2, BLOCK - 1), (3, BLOCK / 2)] {
         let (memory, offset) = {
             let mut state = store.state();

@@ -14,6 +14,11 @@ macro_rules! counts {
                 vec![$((stringify!($name), self.$name),)*]
             }
 
+            /// Adds those of another store.
+            pub(crate) fn add(&mut self, other: &Counts) {
+                $(self.$name += other.$name;)*
+            }
+
             /// Sets one by its name; a name that is not known changes nothing.
             pub(crate) fn set(&mut self, name: &str, value: u64) {
                 match name {

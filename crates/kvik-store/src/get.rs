@@ -6,14 +6,14 @@
 //!   given back: what is read by then, what is not ([`Borrowed`]), and what is still on its way ([`Answer`]).
 
 use crate::choice::Gauge;
-use crate::client::unexpected;
 use crate::early::{Early, Like, reading};
 #[cfg(doc)]
 use crate::link::Answer;
-use crate::link::{Answers, give_back};
+use crate::link::{Answers, Link, give_back, unexpected};
 use crate::sums::sums_after;
 use crate::windows::Windows;
-use crate::wire::{Lending, Response};
+use crate::wire::{Get, Lending, Request, Response};
+use crate::{BlockKey, NamespaceId, Shape};
 use kvik_core::{Code, Error, Result, Ticket};
 use kvik_engine::{Engine, PageSet, Transfer};
 use std::collections::{BTreeMap, VecDeque};
@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 /// not kept waiting for the beginning of all of them.
 const BEGUN: usize = 2;
 
-/// A get that was begun: blocks come in their order.
-pub struct Getting {
+/// A get from one store that was begun: blocks come in their order.
+pub(crate) struct Reading {
     engine: Engine,
     /// None when the get was given up.
     answers: Option<Answers>,
@@ -39,6 +39,16 @@ pub struct Getting {
     moving: VecDeque<Moving>,
     verified: usize,
     gauge: Option<Gauge>,
+    /// What [`Reading::pump`] has met, for who waits next.
+    failed: Option<Error>,
+}
+
+/// Blocks that are asked for, and the pages that they are for.
+pub(crate) struct Wanted<'a> {
+    pub namespace: NamespaceId,
+    pub shape: Shape,
+    pub keys: &'a [BlockKey],
+    pub pages: &'a PageSet,
 }
 
 /// What the store lends at once.
@@ -102,17 +112,43 @@ struct Group {
     finished: bool,
 }
 
-impl Getting {
-    pub(crate) fn new(
+impl Reading {
+    /// Asks one store for blocks.
+    ///
+    /// # Errors
+    /// The request could not be sent.
+    pub fn begin_at(
+        (engine, link, like): (&Engine, &Link, &Like),
+        wanted: &Wanted<'_>,
+        deadline: Duration,
+        gauge: Option<Gauge>,
+    ) -> Result<Reading> {
+        let expected = match link {
+            Link::Remote(remote) => like.next(remote.peer()?, deadline),
+            // The store is this engine, which lends before this goes on.
+            Link::Embedded(..) => None,
+        };
+        let ahead = expected.as_ref().map(|(ahead, _)| *ahead);
+        let Wanted { namespace, shape, keys, pages } = *wanted;
+        let request = Request::Get(Get { namespace, keys: keys.to_vec(), expiry: deadline, ahead });
+        let answers = link.ask(request, deadline)?;
+        // Behind the request: the store looks for the block meanwhile. Why it cannot begin, the read that comes in its
+        // place says.
+        let early = expected.and_then(|(_, ticket)| Early::begin(engine, ticket, pages, deadline).ok());
+        let all = (answers, early, like.clone());
+        Ok(Reading::new(engine.clone(), all, pages.clone(), shape.bytes(), gauge))
+    }
+
+    fn new(
         engine: Engine,
         (answers, early, like): (Answers, Option<Early>, Like),
         pages: PageSet,
         block_bytes: u64,
         gauge: Option<Gauge>,
-    ) -> Getting {
+    ) -> Reading {
         let (answers, windows, moving) = (Some(answers), Windows::new(block_bytes), VecDeque::new());
-        let (part, more, verified) = (None, true, 0);
-        Getting { engine, answers, early, like, pages, windows, part, more, moving, verified, gauge }
+        let (part, more, verified, failed) = (None, true, 0, None);
+        Reading { engine, answers, early, like, pages, windows, part, more, moving, verified, gauge, failed }
     }
 
     /// Waits for more blocks, with `None` as long as the deadline takes: how many are there now and verified, from the
@@ -135,7 +171,28 @@ impl Getting {
         there
     }
 
-    fn wait_for_more(&mut self, timeout: Option<Duration>) -> Result<Option<usize>> {
+    /// It has not brought what it was waited for: a store that has not answered at all counts as one that does not.
+    pub fn late(&self, name: &str) -> Error {
+        match (&self.answers, &self.part) {
+            (Some(answers), None) => answers.late(),
+            _ => Error::new(
+                Code::DeadlineExceeded,
+                format!("blocks of the store's server {name} came too slowly"),
+            ),
+        }
+    }
+
+    /// Begins to read what was lent by now, and waits for nothing: a get of which this is a part waits for another one.
+    pub fn pump(&mut self) {
+        if self.failed.is_none()
+            && let Err(error) = self.fill(Some(Duration::ZERO))
+            && error.code != Code::WaitTimeout
+        {
+            self.failed = Some(error);
+        }
+    }
+
+    fn fill(&mut self, timeout: Option<Duration>) -> Result<()> {
         for _ in 0..BEGUN {
             if !self.windows.has_room() {
                 break;
@@ -149,7 +206,14 @@ impl Getting {
                 Err(error) => return Err(error),
             }
         }
-        let Some(moving) = self.moving.front_mut() else { return Ok(None) };
+        Ok(())
+    }
+
+    fn wait_for_more(&mut self, timeout: Option<Duration>) -> Result<Option<usize>> {
+        if self.failed.is_none() {
+            self.fill(timeout)?;
+        }
+        let Some(moving) = self.moving.front_mut() else { return self.failed.take().map_or(Ok(None), Err) };
         if let Err(error) = moving.finish(timeout) {
             return Err(self.answers.as_ref().map_or(error.clone(), |answers| answers.not_moved(error)));
         }
@@ -157,15 +221,6 @@ impl Getting {
         self.windows.ended(moving.count);
         self.moving.pop_front();
         Ok(Some(self.verified))
-    }
-
-    /// Waits for all of them; how many there are, verified, from the first key on.
-    ///
-    /// # Errors
-    /// As for [`Getting::next`].
-    pub fn wait(mut self) -> Result<usize> {
-        while self.next(None)?.is_some() {}
-        Ok(self.verified)
     }
 
     /// Ends it: when this returns, nothing lands in the caller's pages any more, and the store is told that nobody
@@ -328,7 +383,7 @@ impl Drop for Moving {
     }
 }
 
-impl Drop for Getting {
+impl Drop for Reading {
     fn drop(&mut self) {
         self.cancel();
     }

@@ -7,16 +7,20 @@
 
 #![forbid(unsafe_code)]
 
+mod address;
 mod below;
 mod bring;
+mod chain;
 mod choice;
 mod client;
+mod cluster;
 #[cfg(test)]
 mod corrupt_tests;
 mod counts;
 mod crew;
 mod early;
 mod entry;
+mod etcd;
 mod figures;
 mod fill;
 #[cfg(feature = "fuzzing")]
@@ -32,15 +36,19 @@ mod lending;
 mod link;
 mod log;
 mod metrics;
+mod moving;
+mod placement;
 pub mod policy;
 mod pulse;
 mod put;
 mod remote;
 pub mod replay;
 mod server;
+mod servers;
 mod service;
 mod share;
 mod slab;
+mod space;
 mod state;
 mod store;
 mod sums;
@@ -52,17 +60,21 @@ mod wire;
 mod wire_tests;
 mod write;
 
+pub use chain::Chain;
 pub use choice::{Choice, Reason};
-pub use client::{Client, Space};
+pub use client::Client;
+pub use cluster::MemberState;
 pub use counts::Counts;
 pub use entry::{Entry, Shape};
+pub use etcd::{Etcd, Registration};
 pub use fill::Stored;
-pub use get::Getting;
 pub use identity::{BlockKey, Namespace, NamespaceId};
 pub use log::{Directory, Files, Log, LogFile, LogOptions, Range as MemoryRange};
 pub use metrics::METRICS;
-pub use put::Putting;
+pub use moving::{Getting, Putting};
 pub use server::Server;
+pub use servers::Servers;
+pub use space::Space;
 pub use store::{MAX_KEYS, StoreOptions};
 pub use tenants::TenantOptions;
 pub use tier::{Found, Identity, Place, Tier, TierOwner, Usage};

@@ -13,6 +13,9 @@ use std::time::{Duration, Instant};
 /// Answers to one request, at most: a part for each block, and one before or behind them.
 pub(crate) const ANSWERS: usize = MAX_KEYS + 2;
 
+/// What a client waits for an answer, unless it says something else.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
+
 /// Where a client's requests go.
 pub(crate) enum Link {
     /// To a store in this process, of this engine.
@@ -138,6 +141,52 @@ impl Answers {
         }
     }
 
+    /// The answer, where it is a number.
+    ///
+    /// # Errors
+    /// As for [`Answers::next`].
+    pub fn count(&self) -> Result<u64> {
+        match self.next(None)? {
+            Response::Done(count) => Ok(count),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// The answer, where it is a text, which comes in parts.
+    ///
+    /// # Errors
+    /// As for [`Answers::next`].
+    pub fn text(&self) -> Result<String> {
+        let mut text = String::new();
+        loop {
+            match self.next(None)? {
+                Response::Metrics(part) => {
+                    text.push_str(&part.text);
+                    if !part.more {
+                        return Ok(text);
+                    }
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+    }
+
+    /// The next answer, where it comes by then. Where it does not, the store counts as one that does not answer.
+    ///
+    /// # Errors
+    /// As for [`Answers::next`], without `WaitTimeout`.
+    pub fn next_until(&self, until: Instant) -> Result<Response> {
+        match self.next(Some(until.saturating_duration_since(Instant::now()))) {
+            Err(error) if error.code == Code::WaitTimeout => Err(self.late()),
+            other => other,
+        }
+    }
+
+    /// It has not answered in its share of the time.
+    pub fn late(&self) -> Error {
+        self.failed(Code::DeadlineExceeded, "the store did not answer in its share of the time")
+    }
+
     fn failed(&self, code: Code, text: &str) -> Error {
         self.told(Error::new(code, text))
     }
@@ -164,4 +213,9 @@ impl Answers {
     pub fn left(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now())
     }
+}
+
+pub(crate) fn unexpected(response: &Response) -> Error {
+    let text = format!("the store answered something else than it was asked: {response:?}");
+    Error::new(Code::ProtocolError, text.chars().take(200).collect::<String>())
 }

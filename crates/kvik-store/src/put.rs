@@ -1,24 +1,53 @@
 //! A put, on the client's side.
 
-use crate::Stored;
-use crate::client::{DEADLINE, unexpected};
-use crate::link::Answers;
-use crate::wire::{Ack, Response};
-use kvik_core::{Code, Error, Result};
-use kvik_engine::Grant;
+use crate::link::{Answers, DEADLINE, Link, unexpected};
+use crate::wire::{Ack, Put, Request, Response};
+use crate::{BlockKey, NamespaceId, Stored};
+use kvik_core::{Code, Error, Result, Right, Use};
+use kvik_engine::{Engine, Grant, GrantOptions, PageSet};
 use std::time::Duration;
 
-/// A put that was begun. Dropped, it ends: what was not stored by then is not.
-pub struct Putting {
+/// A put to one store that was begun. Dropped, it ends: what was not stored by then is not.
+pub(crate) struct Writing {
     answers: Answers,
     grant: Grant,
     ack: Ack,
     stored: Option<Result<Stored>>,
 }
 
-impl Putting {
-    pub(crate) fn new(answers: Answers, grant: Grant, ack: Ack) -> Putting {
-        Putting { answers, grant, ack, stored: None }
+/// Blocks that are put behind `parent`, and their pages.
+#[derive(Clone, Copy)]
+pub(crate) struct Given<'a> {
+    pub namespace: NamespaceId,
+    pub parent: Option<BlockKey>,
+    pub keys: &'a [BlockKey],
+    pub pages: &'a PageSet,
+    pub ack: Ack,
+}
+
+impl Writing {
+    /// Asks one store to take blocks.
+    ///
+    /// # Errors
+    /// The pages cannot be granted, or the request could not be sent.
+    pub fn begin_at(
+        (engine, link): (&Engine, &Link),
+        given: Given<'_>,
+        deadline: Duration,
+    ) -> Result<Writing> {
+        let Given { namespace, parent, keys, pages, ack } = given;
+        let options = GrantOptions {
+            right: Right::Read,
+            uses: Use::Once(1),
+            expiry: deadline,
+            max_expiry: deadline,
+            ..GrantOptions::default()
+        };
+        let grant = engine.grant(pages, options)?;
+        let ticket = grant.ticket().clone();
+        let put = Put { namespace, parent, keys: keys.to_vec(), ticket, ack, deadline };
+        let answers = link.ask(Request::Put(put), deadline)?;
+        Ok(Writing { answers, grant, ack, stored: None })
     }
 
     /// Waits for the acknowledgement that was asked for; with `None` as long as the deadline takes. Gives nothing where
@@ -59,7 +88,7 @@ impl Putting {
     }
 }
 
-impl Putting {
+impl Writing {
     /// Ends it: when this returns, the pages are the caller's again, unless the log says that the store still reads.
     pub fn cancel(&mut self) {
         if let Err(error) = self.grant.revoke(DEADLINE) {
@@ -68,7 +97,7 @@ impl Putting {
     }
 }
 
-impl Drop for Putting {
+impl Drop for Writing {
     fn drop(&mut self) {
         self.cancel();
     }

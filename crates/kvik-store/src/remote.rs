@@ -18,7 +18,7 @@ use kvik_core::{Code, EngineId, Error, Result};
 use kvik_engine::{Engine, Inbox, Message, To, Who};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -48,6 +48,8 @@ pub(crate) struct Remote {
     changed: Condvar,
     /// What is said of each namespace when the store is met again: it may be another start of it.
     opened: Mutex<Vec<Request>>,
+    /// It was met, or could not be: set under the lock of the health.
+    tried: AtomicBool,
 }
 
 impl Remote {
@@ -56,22 +58,39 @@ impl Remote {
     /// # Errors
     /// Why it cannot be met by the deadline, or does not answer.
     pub fn connect(engine: &Engine, address: &str, deadline: Duration) -> Result<Arc<Remote>> {
+        let remote = Remote::new(engine, address, Vec::new())?;
+        remote.meet(deadline)?;
+        remote.watched()
+    }
+
+    /// A store at `address` that is met by a thread, and told of these namespaces then.
+    ///
+    /// # Errors
+    /// The machine gives no thread.
+    pub fn begin(engine: &Engine, address: &str, opened: Vec<Request>) -> Result<Arc<Remote>> {
+        Remote::new(engine, address, opened)?.watched()
+    }
+
+    fn new(engine: &Engine, address: &str, opened: Vec<Request>) -> Result<Arc<Remote>> {
         let remote = Arc::new(Remote {
             engine: engine.clone(),
             address: address.to_owned(),
             answers: AnswersOf::engine(engine)?,
             health: Mutex::new(Health::Down(Error::new(Code::StoreUnavailable, "it was not met yet"))),
             changed: Condvar::new(),
-            opened: Mutex::default(),
+            opened: Mutex::new(opened),
+            tried: AtomicBool::new(false),
         });
-        let weak = Arc::downgrade(&remote);
-        lock(&remote.answers.stores).push(weak.clone());
-        remote.meet(deadline)?;
-        drop(
-            spawn_named("kvik-store-met", &ThreadOptions::default(), move || watch(&weak))
-                .map_err(no_thread)?,
-        );
+        lock(&remote.answers.stores).push(Arc::downgrade(&remote));
         Ok(remote)
+    }
+
+    /// From now on a thread meets it whenever it is down.
+    fn watched(self: Arc<Remote>) -> Result<Arc<Remote>> {
+        let weak = Arc::downgrade(&self);
+        let watching = move || watch(&weak);
+        drop(spawn_named("kvik-store-met", &ThreadOptions::default(), watching).map_err(no_thread)?);
+        Ok(self)
     }
 
     /// Sends a request.
@@ -93,6 +112,19 @@ impl Remote {
             Health::Down(error) => Err(self.unavailable(error)),
             Health::Closed => Err(Error::new(Code::EngineClosed, "the store's client was closed")),
         }
+    }
+
+    /// Waits until it was met, or could not be, but not beyond `until`.
+    pub fn wait_until_tried(&self, until: Instant) {
+        let health = lock(&self.health);
+        let left = until.saturating_duration_since(Instant::now());
+        let untried = |_: &mut Health| !self.tried.load(Ordering::Relaxed);
+        drop(self.changed.wait_timeout_while(health, left, untried));
+    }
+
+    /// What a namespace is, is not said any more.
+    pub fn forget(&self, request: &Request) {
+        lock(&self.opened).retain(|opened| opened != request);
     }
 
     /// The store has taken what a namespace is: it is told again when it is met again.
@@ -164,9 +196,18 @@ impl Remote {
         let who = self.engine.meet(self.address.as_str(), Some(deadline))?;
         let peer = who.engine;
         self.answers.inbox.follow(&who)?;
-        let opened = lock(&self.opened).clone();
-        for request in opened.iter().chain([&Request::Stat]) {
-            let answers = self.send(peer, request, left())?;
+        let mut said = Vec::new();
+        loop {
+            // What is opened meanwhile is said, too, before anybody takes it for up.
+            let opened = lock(&self.opened);
+            let more = opened.iter().find(|request| !said.contains(*request)).cloned();
+            let Some(request) = more.or_else(|| said.is_empty().then_some(Request::Stat)) else {
+                self.up(peer);
+                return Ok(());
+            };
+            drop(opened);
+            let answers = self.send(peer, &request, left())?;
+            said.push(request);
             match answers.from.recv_timeout(left()).map(Answer::take) {
                 Ok(Response::Failed(code, text)) => {
                     log::warn!("the store at {} refuses a namespace: {code}: {text}", self.address);
@@ -181,11 +222,24 @@ impl Remote {
                 }
             }
         }
+    }
+
+    fn up(&self, peer: EngineId) {
         let mut health = lock(&self.health);
         if !matches!(&*health, Health::Closed) {
             *health = Health::Up(peer);
         }
-        Ok(())
+        self.tried.store(true, Ordering::Relaxed);
+        self.changed.notify_all();
+    }
+
+    /// It could not be met. Of one that never was, this is why it is down.
+    fn not_met(&self, error: Error) {
+        let mut health = lock(&self.health);
+        if !self.tried.swap(true, Ordering::Relaxed) && matches!(&*health, Health::Down(_)) {
+            *health = Health::Down(error);
+        }
+        self.changed.notify_all();
     }
 
     /// Waits until the store is down; false when nobody needs it any more.
@@ -194,6 +248,11 @@ impl Remote {
         let waited = self.changed.wait_while(health, |health| matches!(health, Health::Up(_)));
         let health = waited.unwrap_or_else(PoisonError::into_inner);
         !matches!(&*health, Health::Closed) && !self.engine.is_closed()
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// Whether the store answers.
@@ -231,6 +290,7 @@ fn watch(remote: &Weak<Remote>) {
             }
             Err(error) => {
                 log::debug!("the store at {} is still down: {error}", remote.address);
+                remote.not_met(error);
                 remote.pause(backoff);
                 backoff = (backoff * 2).min(BACKOFF.1);
             }

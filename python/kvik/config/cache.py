@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from kvik.config.kinds import Seconds, Size, Text
+from kvik.config.kinds import Seconds, Size, Text, Whole
 from kvik.config.schema import Entry, Option
 
 _cache = partial(Option, section="cache")
@@ -20,8 +20,17 @@ CACHE = Entry(
             kind=Text(),
             default=None,
             unset="no server",
-            help="HOST:PORT of a `kvik store serve`, which engines share and which outlives them.",
+            help="HOST:PORT of a `kvik store serve`, which engines share and which outlives them. Of "
+            "several: with commas between them, file:PATH, dns:NAME:PORT, or etcd:http://HOST:PORT/PREFIX.",
             reason="Without it and without host_cache nothing is kept.",
+        ),
+        _cache(
+            name="copies",
+            kind=Whole(1, 16),
+            default=1,
+            help="Of several servers, how many keep each block.",
+            reason="Each further one costs its memory and the time of a put, and answers while another is "
+            "away.",
         ),
         _cache(
             name="host_cache",

@@ -90,7 +90,10 @@ class StoreRank:
     # A load.
 
     def fetch(self, request_id: str, keys: bytes, pages: PageNumbers, recompute: float | None) -> None:
-        """Begin to read blocks into pages. recompute: seconds that computing them takes; None: do not ask."""
+        """Begin to read the last blocks of these keys, which begin a prompt, into pages.
+
+        recompute: seconds that computing them takes; None: do not ask.
+        """
         until = time.monotonic() + self._option.deadline
         self._loads.submit(self._fetch, request_id, keys, pages.copy(), recompute, until)
 
@@ -112,15 +115,16 @@ class StoreRank:
 
     def _read(self, store: kvik.Store, keys: bytes, pages: PageNumbers, until: float) -> tuple[int, str]:
         """How many blocks are there, and why not more where that is not the store's answer."""
-        there = 0
+        there, start = 0, len(keys) // KEY_BYTES - pages.size
         for first in range(0, pages.size, MOST_KEYS):
-            some = pages[first : first + MOST_KEYS]
+            some, before = pages[first : first + MOST_KEYS], (start + first) * KEY_BYTES
             left = until - time.monotonic()
             if left <= 0:
                 return there, kvik.DeadlineExceeded.code
             get = store.get(
-                keys[first * KEY_BYTES :][: some.size * KEY_BYTES],
+                keys[before:][: some.size * KEY_BYTES],
                 self._region.pages(self._layout, some),
+                before=keys[:before],
                 deadline=left,
             )
             try:
@@ -142,7 +146,7 @@ class StoreRank:
     def _put(self, number: int, keys: bytes, pages: PageNumbers) -> None:
         stored, known, refused, cause = 0, 0, 0, ""
         try:
-            store, parent = self._met(), None
+            store = self._met()
             for first in range(0, pages.size, MOST_KEYS):
                 some = pages[first : first + MOST_KEYS]
                 names = keys[first * KEY_BYTES :][: some.size * KEY_BYTES]
@@ -150,14 +154,13 @@ class StoreRank:
                     store.put(
                         names,
                         self._region.pages(self._layout, some),
-                        parent=parent,
+                        before=keys[: first * KEY_BYTES],
                         deadline=PUT_DEADLINE_S,
                     )
                 )
                 stored, known, refused = (
                     stored + counts.stored, known + counts.known, refused + counts.refused,
                 )  # fmt: skip
-                parent = names[-KEY_BYTES:]
         except Exception as error:  # its pages must go back, whatever it is
             cause = _cause(error)
         self._tell(Stored(number, stored, known, refused, cause))

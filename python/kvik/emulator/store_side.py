@@ -21,7 +21,6 @@ from kvik.emulator.store_metrics import StoreMetrics
 from kvik.handover import digest
 from kvik.store import Namespace, block_keys
 
-KEY_BYTES = 32
 # Of the pool, the share whose pages may wait for puts: a store that is slow leaves room for requests.
 MOST_HELD = 0.5
 
@@ -97,7 +96,7 @@ class StoreSide:
         recompute = self._recompute(first * self._page_tokens, last * self._page_tokens)
         self._fetches[request.request_id] = _Fetch(request, last - first, recompute, [])
         pages = request.page_numbers(request.present, last * self._page_tokens, self._page_tokens)
-        keys = [names[first * KEY_BYTES :] for names in self._keys(request, last)]
+        keys = self._keys(request, last)
         fields = {"id": request.request_id, "recompute": recompute}
         self._orders.append(Order("fetch", fields, keys, pages))
         self._metrics.blocks("asked", last - first)

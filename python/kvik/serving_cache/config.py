@@ -20,6 +20,7 @@ class CacheConfig:
     """What a serving engine's store is. Times are in seconds, `host_cache` in bytes of each rank."""
 
     address: str | None = None
+    copies: int = _DEFAULTS["copies"]
     host_cache: int | None = None
     deadline: float = _DEFAULTS["deadline"]
     save_deadline: float = _DEFAULTS["save_deadline"]

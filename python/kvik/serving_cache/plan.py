@@ -22,7 +22,8 @@ class Lookup:
 
 @dataclass(frozen=True)
 class CacheLoad:
-    """Read blocks into a request's KV blocks `blocks`, within `deadline` seconds."""
+    """Read blocks into a request's KV blocks `blocks`, within `deadline` seconds. links: from the prompt's
+    start on; the last of them are those of `blocks`."""
 
     request_id: str
     links: bytes

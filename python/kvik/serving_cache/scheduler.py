@@ -175,7 +175,7 @@ class CacheSide:
         # The engine may take fewer than it was offered.
         first, end = wanted.local // tokens, -(-(wanted.local + external) // tokens)
         left = max(self._config.deadline - wanted.waited, self._config.deadline / 10)
-        links = wanted.links[first * LINK_BYTES : end * LINK_BYTES]
+        links = wanted.links[: end * LINK_BYTES]
         self._plan.loads.append(CacheLoad(request.request_id, links, list(block_ids[first:end]), left))
         wanted.phase = Phase.LOADING
         self.counters["cache_hit_tokens"] += external

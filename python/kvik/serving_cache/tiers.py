@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -163,25 +163,24 @@ class Tiers:
         failed."""
         failures: dict[str, str] = {}
         self._await_first_try()
-        host = self._count("host", self._host, links, failures)
-        rest = links[host * LINK_BYTES :]
-        remote = self._count("remote", self._remote, rest, failures) if rest else 0
+        host = self._count("host", self._host, links, 0, failures)
+        remote = self._count("remote", self._remote, links, host, failures)
         return host + remote, host, failures
 
     def prefetch(self, links: bytes, host: int) -> None:
         """Have the server bring what only its disk has into its memory, before it is read."""
-        store, keys = self._remote, links[host * LINK_BYTES :]
+        store = self._remote
         try:
-            for some in _in_calls(keys, KEY_BYTES) if store is not None else ():
-                store.prefetch(self._keys(store, some))
+            for some, before in self._calls(store, links, host):
+                store.prefetch(some, before=before)
         except self._native.KvikError as error:
             logger.debug("kvik: the store does not prefetch: %s", error)
 
-    def _count(self, tier: str, store: Any, links: bytes, failures: dict[str, str]) -> int:
+    def _count(self, tier: str, store: Any, links: bytes, start: int, failures: dict[str, str]) -> int:
         there = 0
         try:
-            for some in _in_calls(links, LINK_BYTES) if store is not None else ():
-                found = store.contains(self._keys(store, some))
+            for some, before in self._calls(store, links, start):
+                found = store.contains(some, before=before)
                 run = next((place for place, one in enumerate(found) if not one), len(found))
                 there += run
                 if run < len(found):
@@ -194,17 +193,15 @@ class Tiers:
 
     def load(self, links: bytes, blocks: Sequence[int], until: float, stop: Stop, behind: Behind) -> Loaded:
         """Read blocks into KV blocks, from the first one on, until the monotonic clock says `until`. When it
-        has returned, nothing lands there any more."""
+        has returned, nothing lands there any more. links: of the prompt, up to the last of these blocks."""
         loaded, pages = Loaded(), np.asarray(blocks, dtype=np.uint32)
         if code := behind.wait(until):
             loaded.failures["load"] = code
             return loaded
         loaded.host = self._read("host", self._host, links, pages, until, stop, loaded.failures)
         if loaded.host < pages.size and not stop.asked:
-            rest = links[loaded.host * LINK_BYTES :]
-            loaded.remote = self._read(
-                "remote", self._remote, rest, pages[loaded.host :], until, stop, loaded.failures
-            )
+            rest = pages[loaded.host :]
+            loaded.remote = self._read("remote", self._remote, links, rest, until, stop, loaded.failures)
         return loaded
 
     def _read(
@@ -218,13 +215,14 @@ class Tiers:
         failures: dict[str, str],
     ) -> int:
         there = 0
-        while store is not None and there < pages.size and not stop.asked:
+        for call in self._calls(store, links, len(links) // LINK_BYTES - pages.size):
+            if stop.asked:
+                break
             some = pages[there : there + MOST_KEYS]
-            keys = self._keys(store, links[there * LINK_BYTES :][: some.size * LINK_BYTES])
             if (left := until - time.monotonic()) <= 0:
                 failures[tier] = "deadline_exceeded"
                 break
-            verified, code = self._get(store, keys, some, left, stop)
+            verified, code = self._get(store, call, some, left, stop)
             there += verified
             if code:
                 failures[tier] = code
@@ -233,10 +231,11 @@ class Tiers:
         return there
 
     def _get(
-        self, store: Any, keys: bytes, pages: npt.NDArray[np.uint32], left: float, stop: Stop
+        self, store: Any, call: tuple[bytes, bytes], pages: npt.NDArray[np.uint32], left: float, stop: Stop
     ) -> tuple[int, str]:
+        (keys, before), into = call, self._region.pages(self._layout, pages)
         try:
-            get = store.get(keys, self._region.pages(self._layout, pages), deadline=left)
+            get = store.get(keys, into, before=before, deadline=left)
         except self._native.KvikError as error:
             return 0, error_code(error)
         stop.watch(get)
@@ -265,18 +264,15 @@ class Tiers:
     def _write(
         self, tier: str, store: Any, links: bytes, pages: npt.NDArray[np.uint32], until: float, saved: Saved
     ) -> None:
-        parent = None
-        for first in range(0, pages.size, MOST_KEYS):
-            some = pages[first : first + MOST_KEYS]
-            keys = self._keys(store, links[first * LINK_BYTES :][: some.size * LINK_BYTES])
+        for first, (keys, before) in enumerate(self._calls(store, links, 0)):
+            some = pages[first * MOST_KEYS :][:MOST_KEYS]
             if (left := until - time.monotonic()) <= 0:
                 saved.failures[tier] = "deadline_exceeded"
                 return
-            put = store.put(keys, self._region.pages(self._layout, some), parent=parent, deadline=left)
+            put = store.put(keys, self._region.pages(self._layout, some), before=before, deadline=left)
             counts = self._end(put)
             for name in ("stored", "known", "refused"):
                 saved.counts[f"{tier}_{name}"] = saved.counts.get(f"{tier}_{name}", 0) + getattr(counts, name)
-            parent = keys[-KEY_BYTES:]
 
     def _end(self, put: Any) -> Any:
         """Wait until the pages are this side's again, however the put ends."""
@@ -285,6 +281,15 @@ class Tiers:
                 return put.wait()
             except self._native.PagesQuarantined as error:
                 logger.warning("kvik: KV blocks stay until the store has ended with them: %s", error)
+
+    def _calls(self, store: Any, links: bytes, start: int) -> Iterator[tuple[bytes, bytes]]:
+        """The keys of a prompt's blocks from `start` on, as many as one call may name, and all keys before
+        them; nothing where there is no store."""
+        if store is None or start * LINK_BYTES >= len(links):
+            return
+        keys = self._keys(store, links)
+        for at in range(start * KEY_BYTES, len(keys), MOST_KEYS * KEY_BYTES):
+            yield keys[at : at + MOST_KEYS * KEY_BYTES], keys[:at]
 
     def _keys(self, store: Any, links: bytes) -> bytes:
         hashes = [links[at : at + LINK_BYTES] for at in range(0, len(links), LINK_BYTES)]
@@ -306,7 +311,7 @@ class Tiers:
             try:
                 store = self._native.Store.connect(
                     self._engine, self._config.address, namespace, self._layout,
-                    tenant=self._config.tenant, deadline=self._config.deadline,
+                    copies=self._config.copies, tenant=self._config.tenant, deadline=self._config.deadline,
                 )  # fmt: skip
             except self._native.KvikError as error:
                 logger.log(
@@ -332,8 +337,3 @@ class Tiers:
             self._remote = store
         self._tried.set()
         logger.info("kvik: the store at %s is met", self._config.address)
-
-
-def _in_calls(links: bytes, size: int) -> list[bytes]:
-    """In parts of as many as one call may name."""
-    return [links[at : at + MOST_KEYS * size] for at in range(0, len(links), MOST_KEYS * size)]

@@ -13,13 +13,14 @@ is another.
 
 from kvik._native import block_keys, block_keys_of, namespace_id
 from kvik.store.client import Get, Put, Store
-from kvik.store.names import AckName, Choice, Namespace, PolicyName, ReasonName, Stored
+from kvik.store.names import AckName, Choice, Member, Namespace, PolicyName, ReasonName, Stored
 from kvik.store.tenants import Tenant
 
 __all__ = [
     "AckName",
     "Choice",
     "Get",
+    "Member",
     "Namespace",
     "PolicyName",
     "Put",

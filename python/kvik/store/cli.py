@@ -52,8 +52,14 @@ def store() -> None:
 
 
 @store.command()
+@click.option(
+    "--etcd",
+    metavar="URL",
+    help="Enter this server in etcd, for clients that follow the servers there: http://HOST:PORT/PREFIX. It "
+    "is entered by the first address that it advertises, with a lease of ten seconds.",
+)
 @flags.options(STORE)
-def serve(**given: Any) -> None:
+def serve(etcd: str | None, **given: Any) -> None:
     """Serve a store to the engines that are admitted, until interrupted."""
     options = flags.chosen(STORE, given)
     logs.to_stderr(options.pop("log_level"), options.pop("log_format"))
@@ -66,6 +72,8 @@ def serve(**given: Any) -> None:
             with scrape.serving(metrics, lambda: server.metrics() + engine.metrics()) as bound:
                 pages = "".join(f", metrics on http://{address}/metrics" for address in bound)
                 ready = f"kvik store serves on {' '.join(engine.addresses)}{pages}"
+                if etcd is not None:
+                    server.enter(etcd, engine.addresses[0])
                 signals.wait_for_one(lambda: click.echo(ready))
             server.stop()
     except (kvik.KvikError, OSError) as error:
@@ -87,7 +95,9 @@ def serve(**given: Any) -> None:
 def stat(address: str, interval: float, once: bool, as_json: bool, prometheus: bool) -> None:
     """Show what a store is doing: tiers, tenants, times, refusals.
 
-    HOST:PORT is what `kvik store serve` said that it serves on; without it, 127.0.0.1:7500.
+    HOST:PORT is what `kvik store serve` said that it serves on; without it, 127.0.0.1:7500. Of a store of
+    several servers it is what its clients are given: addresses with commas between them, file:PATH,
+    dns:NAME:PORT or etcd:http://HOST:PORT/PREFIX. Then the figures are sums, with a line for each server.
 
     Without --once the view stays and is renewed until Ctrl-C. The secret or TLS that the store demands is
     taken from KVIK_SECRET, KVIK_TLS or the configuration file.
@@ -96,7 +106,7 @@ def stat(address: str, interval: float, once: bool, as_json: bool, prometheus: b
         raise click.UsageError("--prometheus goes without --once and --json")
     try:
         with kvik.Engine(name="store-stat") as engine:
-            client = _native.StoreClient.connect(engine, address, None)
+            client = _native.StoreClient.connect(engine, [address], 1, None)
             if prometheus:
                 click.echo(client.metrics(), nl=False)
                 return
@@ -123,7 +133,9 @@ def _watch(client: _native.StoreClient, address: str, interval: float) -> Iterat
     while True:
         pause.wait(interval)
         after, now = Samples(client.metrics()), time.monotonic()
-        yield figures(address, before, after, now - looked)
+        members = client.members()
+        up = {name: answers for name, answers, _ in members} if len(members) > 1 else None
+        yield figures(address, before, after, now - looked, up)
         before, looked = after, now
 
 

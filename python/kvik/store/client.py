@@ -9,17 +9,26 @@ from typing import TypeVar
 
 from kvik import _native
 from kvik._native import Engine, Layout, PageSet
-from kvik.store.names import AckName, Choice, Namespace, PolicyName, Stored, StoreOptions
+from kvik.store.names import AckName, Choice, Member, Namespace, PolicyName, Stored, StoreOptions
 from kvik.store.tenants import Tenant
 
 _T = TypeVar("_T")
+
+
+def addresses(address: str | os.PathLike[str] | Sequence[str]) -> list[str]:
+    """The servers of a store as the native client takes them."""
+    if isinstance(address, os.PathLike):
+        return [f"file:{os.fspath(address)}"]
+    return [address] if isinstance(address, str) else list(address)
 
 
 class Store:
     """Blocks of one namespace in a store.
 
     Made by ``embedded`` or ``connect``. Keys are bytes, 32 for each block, one after the other, as ``keys``
-    gives them; a call names at most 1,024. ``deadline`` of a call is in seconds; None means 5.
+    gives them; a call names at most 1,024. Keys alone begin a prompt: of blocks amid a prompt, ``before`` has
+    all keys before them, from the prompt's start. A store of several servers finds by it where they lie; with
+    fewer keys it looks elsewhere, and finds nothing. ``deadline`` of a call is in seconds; None means 5.
     """
 
     def __init__(
@@ -62,24 +71,39 @@ class Store:
     def connect(
         cls,
         engine: Engine,
-        address: str,
+        address: str | os.PathLike[str] | Sequence[str],
         namespace: Namespace,
         layout: Layout,
         *,
+        copies: int = 1,
         tenant: str = "default",
         deadline: float | None = None,
     ) -> Store:
         """The store that ``kvik store serve`` serves at an address, such as "store.example:7500".
 
-        namespace, layout, tenant: as for ``embedded``. deadline: seconds for meeting it; None means 5.
+        address: where one server is, or several: a sequence of addresses, or one text with commas between
+        them; a path, or "file:PATH", of a file with an address a line, which is read again when it changes;
+        "dns:NAME:PORT" for all addresses of a name; or "etcd:http://HOST:PORT/PREFIX" for those that
+        ``kvik store serve --etcd`` enters there. All clients have to name a server alike. copies: of several
+        servers, how many keep each block. namespace, layout, tenant: as for ``embedded``. deadline: seconds
+        for meeting them; None means 5.
 
         A store that is lost is met again by itself. Until then calls raise StoreUnavailable at once: its
         blocks are misses. Only what waits while it stops answering waits for its deadline.
 
+        Of several servers, one that is lost costs its blocks: gets end before them, puts count them as
+        refused, unless another copy answers for them. Calls raise StoreUnavailable where no server is left;
+        `clear`, `clear_tenant` and `remove` also where one of them has not done it.
+
         Raises PeerUnreachable, SecretMismatch and what else meeting an engine can say; StoreUnavailable where
-        what listens there is no store.
+        what listens there is no store, or none of several servers answers.
         """
-        return cls(_native.StoreClient.connect(engine, address, deadline), namespace, layout, tenant)
+        client = _native.StoreClient.connect(engine, addresses(address), copies, deadline)
+        return cls(client, namespace, layout, tenant)
+
+    def members(self) -> list[Member]:
+        """The servers of the store at present: none of one that is embedded."""
+        return [Member(*member) for member in self._client.members()]
 
     def within(
         self, namespace: Namespace, layout: Layout | None = None, *, tenant: str | None = None
@@ -107,27 +131,29 @@ class Store:
         keys: bytes,
         pages: PageSet,
         *,
-        parent: bytes | None = None,
+        before: bytes = b"",
         ack: AckName = "stored",
         deadline: float | None = None,
     ) -> Put:
         """Begin to put blocks that follow one another. Their pages must stay as they are until it has ended.
 
-        pages: one for each key. parent: the key of the block before the first one; None where a prompt
-        begins. ack: what ``Put.acknowledged`` waits for.
+        pages: one for each key. before: all keys of the prompt before these. ack: what ``Put.acknowledged``
+        waits for.
 
         Raises InvalidArgument, ShapeMismatch for pages of another shape, EngineClosed.
         """
-        return Put(self._space.put(keys, pages, parent, ack, deadline))
+        return Put(self._space.put(keys, pages, before, ack, deadline))
 
-    def get(self, keys: bytes, pages: PageSet, *, deadline: float | None = None) -> Get:
+    def get(self, keys: bytes, pages: PageSet, *, before: bytes = b"", deadline: float | None = None) -> Get:
         """Begin to read the longest run of blocks that the store has, from the first key on, into pages.
 
-        pages: one for each key; what is not read stays as it is, but for a block that is found to be another.
+        pages: one for each key; what is not read stays as it is, but for a block that is found to be another,
+        and of several servers for blocks behind one that is missing: only what is counted is good.
+        before: all keys of the prompt before these.
 
         Raises InvalidArgument, ShapeMismatch, EngineClosed.
         """
-        return Get(self._space.get(keys, pages, deadline))
+        return Get(self._space.get(keys, pages, before, deadline))
 
     def choose(self, blocks: int, recompute: float) -> Choice:
         """Whether so many blocks are better fetched than computed.
@@ -148,25 +174,29 @@ class Store:
         """How often ``choose`` has given each reason, over all namespaces of this client."""
         return self._client.choices()
 
-    def contains(self, keys: bytes) -> list[bool]:
+    def contains(self, keys: bytes, *, before: bytes = b"") -> list[bool]:
         """Of each key whether the store has its block."""
-        return self._space.contains(keys)
+        return self._space.contains(keys, before)
 
-    def prefetch(self, keys: bytes) -> int:
+    def prefetch(self, keys: bytes, *, before: bytes = b"") -> int:
         """Have blocks brought into the store's memory: how many are there, from the first key on."""
-        return self._space.prefetch(keys)
+        return self._space.prefetch(keys, before)
 
     def remove(self, keys: bytes) -> int:
-        """Take blocks out, and all that come after them: how many went."""
+        """Take blocks out, and all that come after them: how many went.
+
+        Of several servers all are asked, and each copy counts; of what comes after, the rest of the segment
+        goes at least (64 blocks, counted from the prompt's start): name the keys of what is to go behind it.
+        """
         return self._space.remove(keys)
 
-    def pin(self, keys: bytes, seconds: float) -> int:
+    def pin(self, keys: bytes, seconds: float, *, before: bytes = b"") -> int:
         """Keep blocks in memory for so long, whoever else needs room; 0 lets go of them.
 
         Gives how many are kept, from the first key on: one that is not in memory ends it, and so does one
         with which more than half of what the tenant may have would be kept.
         """
-        return self._space.pin(keys, seconds)
+        return self._space.pin(keys, before, seconds)
 
     def clear(self) -> int:
         """Take out all blocks of this namespace: how many went."""
@@ -177,11 +207,17 @@ class Store:
         return self._client.clear_tenant(self.tenant)
 
     def stat(self) -> dict[str, int]:
-        """What has happened in the whole store since it began, and what is there now, by name."""
+        """What has happened in the whole store since it began, and what is there now, by name.
+
+        Of several servers it is the sum over those that answer.
+        """
         return self._client.stat()
 
     def metrics(self) -> str:
-        """All figures of the whole store in the Prometheus text format: docs/reference/metrics.md."""
+        """All figures of the whole store in the Prometheus text format: docs/reference/metrics.md.
+
+        Of several servers those that answer, with the label ``member`` for each.
+        """
         return self._client.metrics()
 
 

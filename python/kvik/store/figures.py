@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -72,6 +72,21 @@ class Now:
 
 
 @dataclass(frozen=True)
+class Server:
+    """One of several servers: what it has, and its part of what was done in the interval."""
+
+    up: bool
+    """Whether it answers; the figures of one that does not are 0."""
+    blocks: int
+    memory_bytes: int
+    memory_capacity: int
+    lookups: int
+    """Blocks that it was asked for."""
+    hits: int
+    out_bytes: int
+
+
+@dataclass(frozen=True)
 class Figures:
     """A store at one time, and what it did."""
 
@@ -79,16 +94,23 @@ class Figures:
     now: Now
     interval: Period
     since_start: Period
+    servers: dict[str, Server]
+    """By name; none of a store of one server."""
 
     def to_json(self) -> dict[str, Any]:
         """All of it, for programs."""
         return asdict(self)
 
 
-def figures(address: str, before: Samples, after: Samples, seconds: float) -> Figures:
-    """Compare two looks at a store, ``seconds`` apart."""
-    nothing = Samples("")
-    return Figures(address, _now(after), _period(before, after, seconds), _period(nothing, after, None))
+def figures(
+    address: str, before: Samples, after: Samples, seconds: float, up: Mapping[str, bool] | None = None
+) -> Figures:
+    """Compare two looks at a store, ``seconds`` apart.
+
+    up: of several servers, by name, whether they answer.
+    """
+    periods = _period(before, after, seconds), _period(Samples(""), after, None)
+    return Figures(address, _now(after), *periods, _servers(before, after, up or {}))
 
 
 def quantile(share: float, buckets: Sequence[tuple[float, float]]) -> float:
@@ -179,6 +201,31 @@ def _traffic(rise: _Rise, key: _Key) -> dict[str, dict[str, Traffic]]:
 
 _LOG = ("capacity_bytes", "bytes", "segments", "unsynced_bytes", "copied_bytes_total", "dropped_blocks_total",
         "unwritten_blocks_total", "syncs_total", "quarantined_records_total", "failures_total")  # fmt: skip
+
+
+def _servers(before: Samples, after: Samples, up: Mapping[str, bool]) -> dict[str, Server]:
+    if not up:
+        return {}
+    rise = _Rise(before, after)
+
+    def now(name: str) -> dict[str, float]:
+        return after.by(name, lambda of: of["member"])
+
+    def in_memory(name: str) -> dict[str, int]:
+        """What is not in memory is asked of the log: that would count twice."""
+        of_both = rise.by(name, lambda of: (of["member"], of["tier"]))
+        return {member: count for (member, tier), count in of_both.items() if tier == "memory"}
+
+    blocks, used = now("kvik_store_blocks"), now("kvik_store_memory_bytes")
+    capacity = now("kvik_store_memory_capacity_bytes")
+    asked, went = in_memory("kvik_store_lookups_total"), in_memory("kvik_store_out_bytes_total")
+    hits = rise.by("kvik_store_hits_total", lambda of: of["member"])
+    return {
+        name: Server(
+            answers, *(int(found.get(name, 0)) for found in (blocks, used, capacity, asked, hits, went))
+        )
+        for name, answers in sorted(up.items())
+    }
 
 
 def _now(after: Samples) -> Now:

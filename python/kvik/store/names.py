@@ -73,6 +73,18 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Member:
+    """A server of a store, as this client sees it."""
+
+    name: str
+    """What it is called, which is its address."""
+    up: bool
+    """Whether it answers."""
+    unanswered: int
+    """Parts of calls that it did not answer; 0 of a store of one server."""
+
+
+@dataclass(frozen=True)
 class Choice:
     """Whether blocks are better fetched than computed, and by which figures."""
 

@@ -19,6 +19,8 @@ _UNITS = (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10))
 def view(figures: Figures) -> Group:
     """What a store has, and what it did between two looks and since it began."""
     parts: list[RenderableType] = [Text(f"store at {figures.address}", style="bold"), _traffic(figures)]
+    if figures.servers:
+        parts.append(_servers(figures))
     if figures.since_start.latency:
         parts.append(_latency(figures))
     parts += [Text(line) for line in _lines(figures)]
@@ -66,6 +68,30 @@ def _traffic(figures: Figures) -> Table:
         table.add_row(Text(f"  and {left} more", style="dim"))
     if not tenants:
         table.add_row(Text("nothing was asked for yet", style="dim"))
+    return table
+
+
+def _servers(figures: Figures) -> Table:
+    """A line a server: its share of what there is, and of what was asked for in the interval."""
+    seconds = figures.interval.seconds or 1.0
+    table = _table("SERVER", "BLOCKS", "OF ALL", "MEMORY", "BLOCKS/s", "OF ALL", "HITS", "MB/s OUT")
+    servers = figures.servers.values()
+    blocks, asked = sum(one.blocks for one in servers), sum(one.lookups for one in servers)
+    for name, one in figures.servers.items():
+        if not one.up:
+            table.add_row(Text(name), Text("does not answer", style="bold"))
+            continue
+        cells = (
+            name,
+            f"{one.blocks:,}",
+            _percent(one.blocks / blocks if blocks else None),
+            _size(one.memory_bytes),
+            f"{one.lookups / seconds:,.0f}",
+            _percent(one.lookups / asked if asked else None),
+            _percent(one.hits / one.lookups if one.lookups else None),
+            f"{one.out_bytes / seconds / 1e6:,.1f}",
+        )
+        table.add_row(*map(Text, cells))
     return table
 
 

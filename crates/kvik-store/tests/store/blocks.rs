@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use kvik_core::Code;
-use kvik_store::{Ack, Shape, Stored};
+use kvik_store::{Ack, BlockKey, Shape, Stored};
 use std::time::Duration;
 
 fn stored(stored: u64, known: u64, refused: u64) -> Stored {
@@ -39,11 +39,11 @@ fn an_accepted_put_is_stored_in_the_end() {
     let rig = Rig::new(1 << 20);
     let keys = rig.keys(&[1, 2]);
     keys.iter().enumerate().for_each(|(page, key)| rig.pages.fill(page as u32, key));
-    let mut putting = rig.space.put(None, &keys, &rig.pages.set(&[0, 1]), Ack::Accepted, None).unwrap();
+    let mut putting = rig.space.put(&keys, &rig.pages.set(&[0, 1]), Ack::Accepted, None).unwrap();
     assert_eq!(putting.acknowledged(None).unwrap(), None);
     assert_eq!(putting.wait(None).unwrap(), stored(2, 0, 0));
     assert_eq!(rig.get(&[1, 2]), 2);
-    let refused = rig.space.put(None, &keys, &rig.pages.set(&[0, 1]), Ack::Durable, None).unwrap().wait(None);
+    let refused = rig.space.put(&keys, &rig.pages.set(&[0, 1]), Ack::Durable, None).unwrap().wait(None);
     assert_eq!(refused.unwrap_err().code, Code::InvalidArgument);
 }
 
@@ -72,11 +72,12 @@ fn what_cannot_be_is_refused_by_name() {
     let rig = Rig::new(1 << 20);
     let keys = rig.keys(&[1, 2]);
     let code = |result: kvik_core::Result<kvik_store::Putting>| result.err().map(|error| error.code);
-    let put = |keys, pages: &[u32]| rig.space.put(None, keys, &rig.pages.set(pages), Ack::Stored, None);
+    let put =
+        |keys: &[BlockKey], pages: &[u32]| rig.space.put(keys, &rig.pages.set(pages), Ack::Stored, None);
     assert_eq!(code(put(&keys, &[0])), Some(Code::InvalidArgument));
     assert_eq!(code(put(&[], &[0])), Some(Code::InvalidArgument));
     let wider = Pages::new(&rig.engine, 4, Shape::new(LAYERS, SLICES, 2 * RUN).unwrap());
-    let refused = rig.space.put(None, &keys[..1], &wider.set(&[0]), Ack::Stored, None);
+    let refused = rig.space.put(&keys[..1], &wider.set(&[0]), Ack::Stored, None);
     assert_eq!(code(refused), Some(Code::ShapeMismatch));
     // The same namespace with another shape, or of another tenant.
     let wide = Shape::new(LAYERS, SLICES, 2 * RUN).unwrap();

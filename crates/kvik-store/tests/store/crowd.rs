@@ -27,11 +27,7 @@ fn many_at_once_read_what_was_put_or_nothing() {
                                 keys.iter().enumerate().for_each(|(page, key)| pages.fill(page as u32, key));
                                 let ids: Vec<u32> = (0..length as u32).collect();
                                 let set = pages.set(&ids);
-                                rig.space
-                                    .put(None, &keys, &set, Ack::Stored, None)
-                                    .unwrap()
-                                    .wait(None)
-                                    .unwrap();
+                                rig.space.put(&keys, &set, Ack::Stored, None).unwrap().wait(None).unwrap();
                             }
                             _ => hits += get(&rig.space, &pages, &keys),
                         }
@@ -54,6 +50,6 @@ fn a_closed_engine_ends_what_is_asked() {
     let rig = Rig::new(1 << 20);
     rig.put(&[1]);
     rig.engine.close(std::time::Duration::from_secs(5)).unwrap();
-    let error = rig.space.put(None, &rig.keys(&[2]), &rig.pages.set(&[0]), Ack::Stored, None).err().unwrap();
+    let error = rig.space.put(&rig.keys(&[2]), &rig.pages.set(&[0]), Ack::Stored, None).err().unwrap();
     assert_eq!(error.code, Code::EngineClosed);
 }

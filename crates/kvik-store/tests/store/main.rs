@@ -10,6 +10,7 @@ mod failing;
 mod figures;
 mod identity;
 mod lent;
+mod many;
 mod meddled;
 mod replayed;
 mod rig;

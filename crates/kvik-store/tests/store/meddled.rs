@@ -138,7 +138,7 @@ impl Asking {
         let keys = keys(&namespace("tiny"), prompt);
         let ids: Vec<u32> = (0..keys.len() as u32).collect();
         keys.iter().zip(&ids).for_each(|(key, page)| self.pages.fill(*page, key));
-        self.space.put(None, &keys, &self.pages.set(&ids), ack, Some(within))?.wait(None)
+        self.space.put(&keys, &self.pages.set(&ids), ack, Some(within))?.wait(None)
     }
 
     pub fn durable(&self, number: u32) -> Result<Stored> {

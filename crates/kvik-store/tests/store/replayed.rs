@@ -4,7 +4,7 @@ use crate::rig::{self, Pages, keys};
 use kvik_engine::{Config, Engine};
 use kvik_store::policy::PolicyKind;
 use kvik_store::replay::{Workload, generate, replay};
-use kvik_store::{Ack, BlockKey, Client, Namespace, Shape, StoreOptions};
+use kvik_store::{Ack, BlockKey, Chain, Client, Namespace, Shape, StoreOptions};
 
 /// Blocks that there is room for.
 const CAPACITY: usize = 256;
@@ -29,7 +29,11 @@ fn hits_of(policy: PolicyKind, requests: &[Vec<BlockKey>], namespace: &Namespace
         let (before, rest) = keys.split_at(there);
         if !rest.is_empty() {
             let parent = before.last().copied();
-            space.put(parent, rest, &set(rest.len()), Ack::Stored, None).unwrap().wait(None).unwrap();
+            space
+                .put(Chain::after(parent.as_slice(), rest), &set(rest.len()), Ack::Stored, None)
+                .unwrap()
+                .wait(None)
+                .unwrap();
         }
     }
     hits

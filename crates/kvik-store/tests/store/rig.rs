@@ -2,7 +2,7 @@
 
 use kvik_core::{Layers, Layout};
 use kvik_engine::{Config, Engine, PageSet, Region};
-use kvik_store::{Ack, BlockKey, Client, Namespace, Shape, Space, StoreOptions, Stored};
+use kvik_store::{Ack, BlockKey, Chain, Client, Namespace, Shape, Space, StoreOptions, Stored};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -213,7 +213,7 @@ pub fn put_until(
 ) -> Stored {
     let ids: Vec<u32> = (0..keys.len() as u32).rev().collect();
     keys.iter().zip(&ids).for_each(|(key, page)| pages.fill(*page, key));
-    space.put(parent, keys, &pages.set(&ids), ack, None).unwrap().wait(None).unwrap()
+    space.put(Chain::after(parent.as_slice(), keys), &pages.set(&ids), ack, None).unwrap().wait(None).unwrap()
 }
 
 pub fn get(space: &Space, pages: &Pages, keys: &[BlockKey]) -> usize {

@@ -68,8 +68,8 @@ class _Client:
         keys = [self._store.keys_of([_hash(block)]) for block in blocks]
         there = 0
         while there < len(keys):
-            some = keys[there : there + _CALL]
-            more = self._store.get(b"".join(some), self._pages(len(some))).wait()
+            some, before = keys[there : there + _CALL], b"".join(keys[:there])
+            more = self._store.get(b"".join(some), self._pages(len(some)), before=before).wait()
             there += more
             if more < len(some):
                 break
@@ -77,11 +77,9 @@ class _Client:
         outcome.references += len(keys)
         outcome.hits += there
         for at in range(there, len(keys), _CALL):
-            some = keys[at : at + _CALL]
-            parent = keys[at - 1] if at else None
-            outcome.refused += (
-                self._store.put(b"".join(some), self._pages(len(some)), parent=parent).wait().refused
-            )
+            some, before = keys[at : at + _CALL], b"".join(keys[:at])
+            put = self._store.put(b"".join(some), self._pages(len(some)), before=before)
+            outcome.refused += put.wait().refused
 
     def _pages(self, count: int) -> kvik.PageSet:
         return self._region.pages(self._layout, range(count))

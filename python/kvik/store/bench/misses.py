@@ -83,12 +83,11 @@ class _Runner:
         for at in range(0, count, each):
             upto = min(at + each, count)
             time.sleep((upto - at) * TOKENS / self._rate)  # the engine computes
-            parent = keys[32 * (at - 1) : 32 * at] if at else None
             began = time.perf_counter()
             put = self._store.put(
                 keys[32 * at : 32 * upto],
                 region.pages(layout, range(at, upto)),
-                parent=parent,
+                before=keys[: 32 * at],
                 ack="stored" if way == SYNC else "accepted",
             )
             put.acknowledged()

@@ -1,0 +1,104 @@
+//! A server that enters itself in etcd, and stays entered.
+
+use super::{Etcd, base64, number};
+use crate::address::host_and_port;
+use crate::cluster::Following;
+use crate::no_thread;
+use kvik_core::{Code, Error, Result};
+use kvik_host::thread::{ThreadOptions, spawn_named};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+/// How long a server stays entered that says nothing more.
+const LEASE: Duration = Duration::from_secs(10);
+/// How often it says that it is there, and tries again where etcd is away.
+const EVERY: Duration = Duration::from_secs(2);
+/// How long the end of a registration waits for etcd.
+const LAST: Duration = Duration::from_secs(5);
+
+/// A server's entry, kept until it is dropped: then its clients hear that it goes.
+pub struct Registration {
+    end: Arc<Following>,
+    ended: Receiver<()>,
+}
+
+impl Registration {
+    /// Enters the server that clients reach at `address`, and keeps it entered on a thread: etcd may come later, and go
+    /// and come back.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for an address that is none; the machine gives no thread.
+    pub fn start(etcd: &Etcd, address: &str) -> Result<Registration> {
+        host_and_port(address)?;
+        let (end, (tell, ended)) = (Arc::new(Following::default()), channel());
+        let (etcd, address, until) = (etcd.clone(), address.to_owned(), end.clone());
+        let keeping = move || {
+            keep(&etcd, &address, &until);
+            // Nobody waits any more who has given up.
+            drop(tell);
+        };
+        drop(spawn_named("kvik-store-reg", &ThreadOptions::default(), keeping).map_err(no_thread)?);
+        Ok(Registration { end, ended })
+    }
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.end.end();
+        // The thread says nothing, and ends.
+        if self.ended.recv_timeout(LAST) == Err(RecvTimeoutError::Timeout) {
+            log::warn!("a server's entry in etcd could not be taken out in time, and goes with its lease");
+        }
+    }
+}
+
+fn keep(etcd: &Etcd, address: &str, end: &Following) {
+    let (mut lease, mut told) = (None, false);
+    loop {
+        match kept(etcd, address, &mut lease) {
+            Ok(true) => {
+                log::info!("{address} is entered in {etcd}");
+                told = false;
+            }
+            Ok(false) => {}
+            Err(error) => {
+                if !told {
+                    log::warn!("{address} is not entered, and is tried again: {error}");
+                }
+                told = true;
+            }
+        }
+        if end.wait(EVERY) {
+            break;
+        }
+    }
+    let gone = lease.map(|lease: u64| etcd.ask("lease/revoke", &json!({ "ID": lease.to_string() })));
+    if let Some(Err(error)) = gone {
+        log::debug!("{address} stays entered until its lease ends: {error}");
+    }
+}
+
+/// Keeps the lease, or takes a new one where it has ended; whether it is a new one.
+fn kept(etcd: &Etcd, address: &str, lease: &mut Option<u64>) -> Result<bool> {
+    if let Some(id) = lease.take() {
+        let lives = |answer: Value| number(&answer["result"]["TTL"]).is_some_and(|seconds| seconds > 0);
+        if etcd.ask("lease/keepalive", &json!({ "ID": id.to_string() })).is_ok_and(lives) {
+            *lease = Some(id);
+            return Ok(false);
+        }
+        // It has ended, or cannot be asked for: the key goes with the next one from now on.
+    }
+    let answer = etcd.ask("lease/grant", &json!({ "TTL": LEASE.as_secs().to_string() }))?;
+    let id = number(&answer["ID"]).ok_or_else(|| {
+        let said: String = answer.to_string().chars().take(200).collect();
+        Error::new(Code::ProtocolError, format!("{etcd} gives no lease: {said}"))
+    })?;
+    let key = base64::encode(format!("{}{address}", etcd.prefix).as_bytes());
+    let entry: Value =
+        json!({ "key": key, "value": base64::encode(address.as_bytes()), "lease": id.to_string() });
+    etcd.ask("kv/put", &entry)?;
+    *lease = Some(id);
+    Ok(true)
+}

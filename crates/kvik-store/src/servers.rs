@@ -1,0 +1,213 @@
+//! Which servers a store has: said once, or by something that is asked again.
+//!
+//! Invariants:
+//! - This is asked at the start, and then on a thread of its own: no call waits for it.
+//! - Where it does not answer, or names nobody, the servers that are known stay.
+
+use crate::address::host_and_port;
+use crate::cluster::{Cluster, Following};
+use crate::etcd::{Etcd, Listed};
+use crate::no_thread;
+use kvik_core::{Code, Error, Result};
+use kvik_engine::Engine;
+use kvik_host::thread::{ThreadOptions, spawn_named};
+use std::net::ToSocketAddrs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+/// How often a file is read: what tells of changes does not do so on every file system, nor of every kind of replacement.
+const FILE_EVERY: Duration = Duration::from_secs(1);
+/// How often a name is resolved: what resolves it does not say how long that holds.
+const NAME_EVERY: Duration = Duration::from_secs(5);
+
+/// How long changes in etcd are gathered: several servers may come at once.
+const ETCD_SETTLES: Duration = Duration::from_millis(100);
+/// How soon etcd is asked again that does not answer.
+const ETCD_AGAIN: Duration = Duration::from_secs(1);
+
+/// The servers of a store, or where they are listed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Servers {
+    /// These, as `host:port`. A server is called by its address, so all clients are to write it alike.
+    Addresses(Vec<String>),
+    /// Those in a file, one a line, which is read again when it has changed. What begins with `#` is a comment.
+    File(PathBuf),
+    /// All addresses of a name, with this port.
+    Name(String, u16),
+    /// Those that are entered in etcd.
+    Etcd(Etcd),
+}
+
+impl Servers {
+    /// From text: `host:port`, several of them as several texts or with commas between them, `file:PATH`,
+    /// `dns:NAME:PORT`, or `etcd:http://HOST:PORT/PREFIX`.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for what is none of these, and for a server that is named twice.
+    pub fn parse<T: AsRef<str>>(texts: &[T]) -> Result<Servers> {
+        if let [text] = texts {
+            let text = text.as_ref();
+            if let Some(path) = text.strip_prefix("file:") {
+                return Ok(Servers::File(path.into()));
+            }
+            if let Some(name) = text.strip_prefix("dns:") {
+                let (host, port) = host_and_port(name)?;
+                return Ok(Servers::Name(host.to_owned(), port));
+            }
+            if let Some(url) = text.strip_prefix("etcd:") {
+                return Etcd::parse(url).map(Servers::Etcd);
+            }
+            if !text.contains(',') {
+                // Whether there is such an address, meeting it says.
+                return Ok(Servers::Addresses(vec![text.to_owned()]));
+            }
+        }
+        let one_by_one = texts.iter().flat_map(|text| text.as_ref().split(','));
+        addresses(one_by_one.map(str::trim)).map(Servers::Addresses)
+    }
+
+    /// The address, where it is one.
+    pub(crate) fn single(&self) -> Option<&str> {
+        match self {
+            Servers::Addresses(addresses) => match &addresses[..] {
+                [address] => Some(address),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Meets them, and follows what says who they are.
+    ///
+    /// # Errors
+    /// Nothing says who they are; none of them answers by the deadline.
+    pub(crate) fn follow(&self, engine: &Engine, copies: usize, deadline: Duration) -> Result<Arc<Cluster>> {
+        let following = Arc::new(Following::default());
+        let cluster = Arc::new(Cluster::new(engine, copies, following.clone()));
+        let found = self.read()?;
+        cluster.set(&found.names)?;
+        cluster.met(deadline)?;
+        if !matches!(self, Servers::Addresses(_)) {
+            let (weak, servers) = (Arc::downgrade(&cluster), self.clone());
+            let asking = move || ask_again(&servers, found, &weak, &following);
+            drop(spawn_named("kvik-store-seek", &ThreadOptions::default(), asking).map_err(no_thread)?);
+        }
+        Ok(cluster)
+    }
+
+    /// Who they are now.
+    fn read(&self) -> Result<Listed> {
+        match self {
+            Servers::Addresses(addresses) => Ok(addresses.clone().into()),
+            Servers::File(path) => read_file(path).map(Listed::from),
+            Servers::Name(name, port) => resolve(name, *port).map(Listed::from),
+            Servers::Etcd(etcd) => etcd.list(),
+        }
+    }
+
+    /// Waits until they may be others; false when nobody needs them any more.
+    fn changed(&self, found: &Listed, following: &Following) -> bool {
+        match self {
+            Servers::Addresses(_) => false,
+            Servers::File(_) => !following.wait(FILE_EVERY),
+            Servers::Name(..) => !following.wait(NAME_EVERY),
+            Servers::Etcd(etcd) => {
+                // Where it does not answer, reading says so.
+                let watched = etcd.wait_for_change(found, following);
+                !following.wait(if watched.is_ok() { ETCD_SETTLES } else { ETCD_AGAIN })
+            }
+        }
+    }
+}
+
+fn wrong(text: String) -> Error {
+    Error::new(Code::InvalidArgument, text)
+}
+
+/// Checks addresses, and puts them in order.
+fn addresses<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for text in texts {
+        host_and_port(text)?;
+        all.push(text.to_owned());
+    }
+    all.sort();
+    if let Some(twice) = all.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(wrong(format!("the store's server {} is named twice", twice[0])));
+    }
+    if all.is_empty() { Err(wrong("a store has at least one server".into())) } else { Ok(all) }
+}
+
+fn unavailable(text: String) -> Error {
+    Error::new(Code::StoreUnavailable, text)
+}
+
+fn read_file(path: &Path) -> Result<Vec<String>> {
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        unavailable(format!("the store's servers are in {}, which is not read: {error}", path.display()))
+    })?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    addresses(lines).map_err(|error| wrong(format!("{}: {}", path.display(), error.text)))
+}
+
+fn resolve(name: &str, port: u16) -> Result<Vec<String>> {
+    let found = (name.trim_matches(['[', ']']), port).to_socket_addrs().map_err(|error| {
+        unavailable(format!(
+            "the store's servers are the addresses of {name}, which is not resolved: {error}"
+        ))
+    })?;
+    let mut all: Vec<String> = found.map(|address| address.to_string()).collect();
+    all.sort();
+    all.dedup();
+    if all.is_empty() { Err(unavailable(format!("{name} has no addresses"))) } else { Ok(all) }
+}
+
+fn ask_again(servers: &Servers, mut found: Listed, cluster: &Weak<Cluster>, following: &Following) {
+    let mut told = false;
+    while servers.changed(&found, following) {
+        let Some(cluster) = cluster.upgrade() else { return };
+        let now = servers.read().and_then(|now| {
+            if now.names != found.names {
+                cluster.set(&now.names)?;
+            }
+            Ok(now)
+        });
+        match now {
+            Ok(now) => (found, told) = (now, false),
+            Err(error) => {
+                if !told {
+                    log::warn!("the store's servers stay as they are: {error}");
+                }
+                told = true;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_named_in_four_ways() {
+        let parsed = |texts: &[&str]| Servers::parse(texts);
+        let many = Servers::Addresses(vec!["a:1".into(), "b:2".into()]);
+        assert_eq!(parsed(&["b:2", "a:1"]).as_ref(), Ok(&many));
+        assert_eq!(parsed(&["b:2, a:1"]).as_ref(), Ok(&many));
+        assert_eq!(parsed(&["[::1]:7500"]).unwrap().single(), Some("[::1]:7500"));
+        assert_eq!(parsed(&["file:/etc/kvik/servers"]), Ok(Servers::File("/etc/kvik/servers".into())));
+        assert_eq!(parsed(&["dns:store.example:7500"]), Ok(Servers::Name("store.example".into(), 7500)));
+        for wrong in [
+            &["a,b:1"][..],
+            &["a:0", "b:1"],
+            &["a:1", "a:1"],
+            &[],
+            &["a:1", "dns:b:2"],
+            &["dns:b"],
+            &["a:1,"],
+        ] {
+            assert!(parsed(wrong).is_err_and(|error| error.code == Code::InvalidArgument), "{wrong:?}");
+        }
+    }
+}
