@@ -238,12 +238,13 @@ def test_a_serving_engine_reads_amid_a_prompt() -> None:
         pages[:] = content
         links = b"".join(number.to_bytes(32, "little") for number in range(BLOCKS))
         until = time.monotonic() + LIMIT
-        assert tiers.save(links, range(BLOCKS), until).counts["remote_stored"] == BLOCKS
+        saved = tiers.save(links, range(BLOCKS), until, tiers.behind())
+        assert saved.counts["remote_stored"] == BLOCKS
         assert tiers.look(links) == (BLOCKS, 0, {})
         tiers.prefetch(links, 0)
         for first in (0, 1, 63, 64, 100, BLOCKS - 1):
             pages[:] = 0xEE
-            loaded = tiers.load(links, range(first, BLOCKS), until, Stop())
+            loaded = tiers.load(links, range(first, BLOCKS), until, Stop(), tiers.behind())
             assert (loaded.remote, loaded.failures) == (BLOCKS - first, {})
             assert (pages[first:] == content[first:]).all()
             assert (pages[:first] == 0xEE).all()
