@@ -33,7 +33,7 @@ use crate::pool::Engine;
 use crate::release::{self, GrantedKv};
 use crate::reply::Reply;
 use crate::shared::Shared;
-use crate::stream_end::{Answering, StreamEnd, patience};
+use crate::stream_end::{Answering, GRACE, StreamEnd, patience};
 use crate::upstream::{Attached, Call, Failure};
 
 /// The longest template that is kept: one ticket a rank, of at most 256 bytes each.
@@ -200,14 +200,19 @@ fn hear_out(
     decode_took: Duration,
 ) {
     let (shared, id, kind) = (exchange.shared.clone(), exchange.id.clone(), request.kind);
-    // Until prefill has answered, which says its template again.
-    end.forget();
-    let Ok(place) = shared.late.clone().try_acquire_owned() else { return };
+    let Ok(place) = shared.late.clone().try_acquire_owned() else { return end.forget() };
     let again = call(request, headers, request.body.for_decode(None));
     let (tasks, handle) = (shared.tasks.clone(), shared.handle.clone());
     tasks.spawn_on(
         async move {
-            match tokio::time::timeout(patience(decode_took), prefilling).await {
+            tokio::pin!(prefilling);
+            let mut answer = tokio::time::timeout(GRACE, &mut prefilling).await;
+            if answer.is_err() {
+                // Until prefill has answered, which says its template again.
+                end.forget();
+                answer = tokio::time::timeout(patience(decode_took), prefilling).await;
+            }
+            match answer {
                 Ok(Prefill::Answered(Some(params))) => {
                     end.prefill_says(!is_offer(&params));
                     if is_offer(&params) {

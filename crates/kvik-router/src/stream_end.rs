@@ -6,8 +6,9 @@
 //! * decode's own [note](crate::note), where the serving engine shows it;
 //! * prefill's answer, for which the router waits a while beyond decode's beginning: an offer means that nothing was
 //!   streamed, and brings the new template;
-//! * that nobody has said anything when decode begins to answer. Then the template is not trusted until prefill's
-//!   answer has brought it again.
+//! * that nobody has said anything a second after decode has begun to answer. Then the template is not trusted until
+//!   prefill's answer has brought it again. Sooner it stays: both have the KV at the same time, and either may be the
+//!   first to answer.
 //!
 //! Where the router has no template it trusts, it pulls, and asks for one. So of requests one after the other to an
 //! engine that has started again, the first may be recomputed, the second is pulled, and the third is streamed.
@@ -25,7 +26,10 @@ use crate::shared::Shared;
 const LEAST_WAIT: Duration = Duration::from_secs(1);
 const MOST_WAIT: Duration = Duration::from_secs(30);
 
-/// How long to wait for prefill's answer after decode took so long to begin.
+/// How long a template is trusted without a sign after decode has begun to answer.
+pub(crate) const GRACE: Duration = Duration::from_secs(1);
+
+/// How long to wait for prefill's answer, beyond [`GRACE`], after decode took so long to begin.
 pub(crate) fn patience(decode_took: Duration) -> Duration {
     decode_took.clamp(LEAST_WAIT, MOST_WAIT)
 }

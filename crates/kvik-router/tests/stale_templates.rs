@@ -156,6 +156,19 @@ async fn prefills_own_word_counts_where_decode_says_nothing() {
     assert!(!next_is_a_pull(&router, &prefill).await);
 }
 
+/// On a busy machine the time in which prefill may be the second to answer passes before anybody asks again.
+#[tokio::test]
+async fn decode_may_be_the_first_to_answer() {
+    for _ in 0..10 {
+        let prefill = prefill(|| answer(false)).await;
+        let (router, _decode) = nothing_said(&prefill).await;
+        if !next_is_a_pull(&router, &prefill).await {
+            return;
+        }
+    }
+    panic!("no request was streamed while prefill had not answered");
+}
+
 #[tokio::test]
 async fn a_stream_of_which_nobody_says_anything_is_not_trusted() {
     let mut prefill = prefill(|| answer(false)).await;
