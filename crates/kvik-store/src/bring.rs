@@ -249,9 +249,14 @@ impl Store {
             }
             Err(error) => {
                 let wrong = error.code == Code::ChecksumMismatch;
-                if error.code != Code::StoreUnavailable {
-                    log::warn!("block {} is not served from the tier {}: {error}", identity.key, tier.name());
-                }
+                // Of an object store that fails its breaker tells once.
+                let level = if wrong || tier == Where::Log { log::Level::Warn } else { log::Level::Debug };
+                log::log!(
+                    level,
+                    "block {} is not served from the tier {}: {error}",
+                    identity.key,
+                    tier.name()
+                );
                 state.counts.corrupt += u64::from(wrong);
                 state.abandon(filling);
                 // Where it was copied to meanwhile it is another record, of which nothing is known yet.

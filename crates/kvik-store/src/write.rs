@@ -92,7 +92,8 @@ impl Work<Store> for Soon {
             Err(error) => {
                 let left = 1 + self.give_up_if_closed();
                 *store.state().counts.unwritten_to(self.tier) += left;
-                log::warn!("block {key} does not come to the tier {}: {error}", self.tier.name());
+                let level = if self.tier == Where::Log { log::Level::Warn } else { log::Level::Debug };
+                log::log!(level, "block {key} does not come to the tier {}: {error}", self.tier.name());
             }
         }
     }
