@@ -24,7 +24,7 @@ MAY_SKIP: dict[str, str] = {
     "tests/packaging/test_machines.py": NO_MACHINES,
     "tests/python/test_deploy.py::test_kustomize_builds": "kubectl, which is not part of the tools here",
     "tests/python/test_store_dashboard.py": "prometheus, which the build installs for root on Debian",
-    "tests/python/test_store_object.py": "moto's S3 server, which is in the environment of tools/locks/dev.txt",
+    "tests/python/test_store_object.py": "moto, an S3 server, which the dev environment has",
     "tests/rdma/test_devices.py": NO_GUEST,
     "tests/rdma/test_guest.py": NO_GUEST,
     "tests/rdma/test_guest.py::test_a_guest_that_dies": "it takes another boot: make test-rdma FULL=1",

@@ -91,10 +91,15 @@ def keys_of(rig: Rig) -> list[bytes]:
 
 
 def put_all(rig: Rig) -> None:
-    for number, keys in enumerate(keys_of(rig)):
+    gathered = 0
+
+    def are_gathered() -> bool:
+        return rig.store.stat()["object_written"] >= gathered
+
+    for keys in keys_of(rig):
         assert rig.put(keys).stored == 4
-        gathered = 4 * (number + 1)
-        becomes(lambda gathered=gathered: rig.store.stat()["object_written"] >= gathered)
+        gathered += 4
+        becomes(are_gathered)
 
 
 def found(rig: Rig) -> int:

@@ -5,6 +5,7 @@
 
 use crate::crew::{Crew, Work};
 use crate::figures::Where;
+use crate::object::{ObjectOptions, Objects};
 use crate::pulse::Pulse;
 use crate::state::{Gone, State};
 use crate::store::Store;
@@ -15,6 +16,7 @@ use crate::{BlockKey, Log, NamespaceId, Shape};
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -162,6 +164,98 @@ impl TierOwner for Blocks {
     }
 }
 
+/// How long what was gathered may take to be sent when all ends, and what waits to be gathered.
+const LAST: Duration = Duration::from_secs(30);
+
+/// The object store of a store.
+pub(crate) struct Far {
+    pub objects: Objects,
+    pub soon: Arc<Soon>,
+    pub writers: Crew<Store>,
+    /// Bytes of blocks on their way from there. They have places in memory, so a quarter of it bounds them: a store that is
+    /// slow must not drive out what is in memory.
+    pub coming: Arc<AtomicU64>,
+    ended: (Mutex<bool>, Condvar),
+}
+
+impl Far {
+    pub fn open(options: ObjectOptions, blocks: &Arc<Blocks>) -> Result<Far> {
+        let owner = FarOwner { blocks: blocks.clone(), early: Early::of(Where::Object) };
+        let objects = Objects::open(options, Arc::new(owner))?;
+        Ok(Far {
+            objects,
+            soon: Arc::new(Soon::to(Where::Object)),
+            writers: Crew::new(),
+            coming: Arc::default(),
+            ended: Default::default(),
+        })
+    }
+
+    /// What waits is still gathered, and sent for a time.
+    pub fn close(&self) {
+        self.soon.close();
+        self.writers.close();
+    }
+
+    /// Gathers and sends until it is closed.
+    fn serve(&self, store: &Store) {
+        self.writers.serve(store);
+        self.objects.close();
+        *lock(&self.ended.0) = true;
+        self.ended.1.notify_all();
+    }
+
+    /// As [`Far::close`], and waits until that is done.
+    pub fn end(&self) {
+        self.close();
+        let ended = self.ended.1.wait_timeout_while(lock(&self.ended.0), LAST, |ended| !*ended);
+        if !*ended.unwrap_or_else(PoisonError::into_inner).0 {
+            log::warn!("the object store at {} takes too long to end", self.objects.name());
+        }
+    }
+}
+
+/// All blocks, as the object store's owner has them.
+struct FarOwner {
+    blocks: Arc<Blocks>,
+    early: Early,
+}
+
+impl TierOwner for FarOwner {
+    fn found(&self, found: Found<'_>) {
+        match found {
+            Found::Namespace(id, meaning) => self.blocks.found_namespace(id, meaning),
+            Found::Block(identity, place) => self.early.enter(&self.blocks.state, &identity, place),
+            // What was removed is not told of: what is stored meanwhile is not touched by it.
+            Found::Removed(_) | Found::NamespaceRemoved(_) => {}
+        }
+    }
+
+    fn keep(&self, identity: &Identity, place: Place) -> bool {
+        lock(&self.blocks.state).at(identity, Where::Object, place).is_some()
+    }
+
+    fn moved(&self, identity: &Identity, from: Place, to: Place) {
+        let mut state = lock(&self.blocks.state);
+        if let Some(id) = state.at(identity, Where::Object, from) {
+            state.set_place(id, Where::Object, to);
+        }
+    }
+
+    fn dropped(&self, identity: &Identity, place: Place) {
+        let mut state = lock(&self.blocks.state);
+        if let Some(id) = state.at(identity, Where::Object, place) {
+            state.lose_place(id, Where::Object);
+        }
+    }
+
+    fn freed(&self) -> Vec<Place> {
+        let mut freed = std::mem::take(&mut lock(&self.blocks.state).freed);
+        freed.extend(self.early.left());
+        freed
+    }
+}
+
 /// What a namespace is, as the log keeps it.
 pub(crate) struct Meaning {
     tenant: String,
@@ -207,7 +301,12 @@ impl Store {
     /// # Errors
     /// The machine gives no thread.
     pub fn start_below(&self, threads: &mut Vec<JoinHandle<()>>) -> Result<()> {
-        self.start_far(threads)?;
+        if self.far().is_some() {
+            let store = self.clone();
+            let work = move || store.far().iter().for_each(|far| far.serve(&store));
+            let writer = spawn_named("kvik-store-o", &ThreadOptions::default(), work);
+            threads.push(writer.map_err(crate::no_thread)?);
+        }
         if self.below().is_none() {
             return Ok(());
         }

@@ -5,11 +5,11 @@
 //! - Threads of their own read, and who asks waits for them until its deadline. So a disk that stops answering (a server
 //!   of NFS that is gone, say) keeps nobody from what is in memory: a call to it that hangs cannot be ended.
 
-use crate::below::{Below, lock};
+use crate::below::{Below, Far, lock};
 use crate::crew::Work;
 use crate::figures::Where;
 use crate::index::Life;
-use crate::state::{Filling, State};
+use crate::state::Filling;
 use crate::store::Store;
 use crate::tier::{Identity, Place, Tier};
 use crate::{BlockKey, entry};
@@ -107,10 +107,9 @@ impl Window {
     }
 }
 
-/// Blocks of a namespace that are brought back at once.
-pub(crate) fn most(state: &State, namespace: u16) -> usize {
-    let bytes = state.shape(namespace).bytes();
-    (WINDOW.min(state.slabs.capacity() / 4) / bytes).max(1) as usize
+/// Blocks of so many bytes that are brought back at once into a memory of this capacity.
+pub(crate) fn most(capacity: u64, bytes: u64) -> usize {
+    (WINDOW.min(capacity / 4) / bytes).max(1) as usize
 }
 
 impl Store {
@@ -138,9 +137,10 @@ impl Store {
     /// # Errors
     /// As there.
     pub fn bring_any(&self, namespace: u16, keys: &[BlockKey], until: Instant) -> Result<(usize, usize)> {
-        match keys.first() {
-            Some(first) if self.is_far(namespace, first) => self.bring_far(namespace, keys, until),
-            _ => self.bring(namespace, keys, until),
+        let only = |far: &&Far| keys.first().is_some_and(|first| far.has_only(self, namespace, first));
+        match self.far().filter(only) {
+            Some(far) => far.bring(self, namespace, keys, until),
+            None => self.bring(namespace, keys, until),
         }
     }
 
@@ -148,7 +148,7 @@ impl Store {
     /// what it brought before.
     fn window(&self, namespace: u16, keys: &[BlockKey]) -> (usize, usize) {
         let state = self.state();
-        let most = most(&state, namespace);
+        let most = most(state.slabs.capacity(), state.shape(namespace).bytes());
         let (mut count, mut missing) = (0, 0);
         while let Some(id) = keys.get(count).and_then(|key| state.index.find(namespace, key))
             && missing < most

@@ -203,18 +203,18 @@ impl Lender {
             }
             let wanted = &self.get.keys[self.lent..];
             if !store.is_in_memory(namespace, &wanted[0]) {
-                let is_far = store.is_far(namespace, &wanted[0]);
-                if is_far && !far {
+                let only = store.far().filter(|far| far.has_only(&store, namespace, &wanted[0]));
+                if only.is_some() && !far {
                     return Ok(Rest::Far(Box::new(self)));
                 }
-                let (here, came_up) = match is_far {
-                    true => store.bring_far(namespace, wanted, self.until)?,
-                    false => store.bring(namespace, wanted, self.until)?,
+                let (here, came_up) = match only {
+                    Some(far) => far.bring(&store, namespace, wanted, self.until)?,
+                    None => store.bring(namespace, wanted, self.until)?,
                 };
                 if here == 0 {
                     return Ok(Rest::Answered(self.miss()));
                 }
-                self.came_up[if is_far { Where::Object } else { Where::Log } as usize] += came_up;
+                self.came_up[if only.is_some() { Where::Object } else { Where::Log } as usize] += came_up;
             }
         }
     }

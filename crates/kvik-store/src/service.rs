@@ -1,6 +1,5 @@
 //! What a store answers to whom, wherever the question came from.
 
-use crate::NamespaceId;
 use crate::figures::{Where, Whole};
 use crate::fill::Stored;
 use crate::lend::Lent;
@@ -9,6 +8,7 @@ use crate::store::{Store, check_keys};
 use crate::tenants::Known;
 use crate::wire::{Ack, MetricsPart, Put, Request, Response};
 use crate::write::Awaited;
+use crate::{BlockKey, NamespaceId};
 use kvik_core::{Code, Error, GrantId, GrantState, Result};
 use kvik_engine::{Event, Events, TransferOptions};
 use std::collections::HashMap;
@@ -208,6 +208,10 @@ impl Service {
         f(self.known(namespace)?).map(|count| Response::Done(count as u64))
     }
 
+    fn write_far_soon(&self, namespace: u16, keys: &[BlockKey]) {
+        self.store.far().iter().for_each(|far| far.write_soon(&self.store, namespace, keys));
+    }
+
     fn put(&self, put: &Put, came: Instant, reply: &dyn Fn(Response)) -> Result<Response> {
         let namespace = self.known(&put.namespace)?;
         let time = longest(put.deadline);
@@ -237,10 +241,10 @@ impl Service {
                 self.store.latencies().put[Where::Memory as usize].add(came.elapsed());
             }
             self.store.write_soon(namespace, &put.keys);
-            self.store.write_far_soon(namespace, &put.keys);
+            self.write_far_soon(namespace, &put.keys);
             return Ok(Response::Stored(stored));
         }
-        self.store.write_far_soon(namespace, &put.keys);
+        self.write_far_soon(namespace, &put.keys);
         let durable = self.store.make_durable(namespace, &put.keys, &awaited)? as u64;
         // What is not on the disk was not taken, as far as who asks for that is concerned.
         let refused = put.keys.len() as u64 - durable;

@@ -1,7 +1,6 @@
 //! The store itself: what a server and an embedded store have in common. Who asks is the caller's matter.
 
-use crate::below::{Below, Blocks, REMOVAL};
-use crate::far::Far;
+use crate::below::{Below, Blocks, Far, REMOVAL};
 use crate::figures::{Cause, Latencies, Where};
 use crate::index::{Id, Life};
 use crate::policy::PolicyKind;
@@ -188,7 +187,7 @@ impl Store {
     pub fn remove(&self, namespace: u16, keys: &[BlockKey]) -> Result<usize> {
         check_keys(keys)?;
         let began = Instant::now();
-        let known = self.know_far(began + REMOVAL / 2);
+        let known = self.far().map_or(Ok(()), |far| far.know(began + REMOVAL / 2));
         let mut state = self.state();
         let found = keys.iter().filter_map(|key| state.index.find(namespace, key)).collect::<Vec<_>>();
         let mut gone = Vec::new();
@@ -201,7 +200,7 @@ impl Store {
         state.counts.removed += gone.len() as u64;
         drop(state);
         self.remove_below(&gone)?;
-        self.remove_far(&gone, began + REMOVAL)?;
+        self.far().map_or(Ok(()), |far| far.remove(&gone, began + REMOVAL))?;
         known.map(|()| gone.len())
     }
 
@@ -228,7 +227,7 @@ impl Store {
     /// The log could not be told: after a restart they may be back.
     pub fn clear(&self, wanted: impl Fn(&Known) -> bool) -> Result<usize> {
         let began = Instant::now();
-        let known = self.know_far(began + REMOVAL / 2);
+        let known = self.far().map_or(Ok(()), |far| far.know(began + REMOVAL / 2));
         let mut state = self.state();
         let cleared: Vec<bool> = state.tenants.namespaces().iter().map(wanted).collect();
         let all = state.tenants.namespaces().iter().zip(&cleared);
@@ -237,7 +236,7 @@ impl Store {
         state.counts.removed += gone as u64;
         drop(state);
         self.clear_below(&ids)?;
-        self.clear_far(&ids, began + REMOVAL)?;
+        self.far().map_or(Ok(()), |far| far.clear(&ids, began + REMOVAL))?;
         known.map(|()| gone)
     }
 

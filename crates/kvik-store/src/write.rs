@@ -59,6 +59,25 @@ impl Soon {
         left
     }
 
+    /// Has those of the blocks written soon that its tier does not have.
+    pub fn add_all(
+        self: &Arc<Soon>,
+        store: &Store,
+        writers: &Crew<Store>,
+        namespace: u16,
+        keys: &[BlockKey],
+    ) {
+        let mut state = store.state();
+        let here = |key: &BlockKey| Some((state.index.find(namespace, key)?, *key));
+        let unwritten = |(id, _): &(Id, BlockKey)| state.index.node(*id).place_in(self.tier).is_none();
+        let blocks: Vec<_> = keys.iter().filter_map(here).filter(unwritten).collect();
+        let (each, capacity) = (state.shape(namespace).bytes(), state.slabs.capacity());
+        let left = self.add(&blocks, each, (capacity / 4).clamp(WAITING.1, WAITING.0));
+        *state.counts.unwritten_to(self.tier) += left;
+        drop(state);
+        writers.offer(self.clone());
+    }
+
     fn next(&self) -> Option<(Id, BlockKey)> {
         let mut waiting = lock(&self.waiting);
         let (id, key, bytes) = waiting.blocks.pop_front()?;
@@ -174,21 +193,8 @@ impl Store {
     /// Has blocks written soon.
     pub fn write_soon(&self, namespace: u16, keys: &[BlockKey]) {
         if let Some(below) = self.below() {
-            self.add_soon(&below.soon, &below.writers, namespace, keys);
+            below.soon.add_all(self, &below.writers, namespace, keys);
         }
-    }
-
-    /// Has those of the blocks written that a tier does not have.
-    pub fn add_soon(&self, soon: &Arc<Soon>, writers: &Crew<Store>, namespace: u16, keys: &[BlockKey]) {
-        let mut state = self.state();
-        let here = |key: &BlockKey| Some((state.index.find(namespace, key)?, *key));
-        let unwritten = |(id, _): &(Id, BlockKey)| state.index.node(*id).place_in(soon.tier).is_none();
-        let blocks: Vec<_> = keys.iter().filter_map(here).filter(unwritten).collect();
-        let (each, capacity) = (state.shape(namespace).bytes(), state.slabs.capacity());
-        let left = soon.add(&blocks, each, (capacity / 4).clamp(WAITING.1, WAITING.0));
-        *state.counts.unwritten_to(soon.tier) += left;
-        drop(state);
-        writers.offer(soon.clone());
     }
 
     /// Has blocks written that somebody waits for, several at once. Without a tier below nothing is.
@@ -281,44 +287,7 @@ impl Store {
             Some((entry, memory, offset)) => tier.store(&entry, &memory, offset, within).map(Some),
             None => Ok(None),
         });
-        self.note_end(id, key, to, source, written)
-    }
-
-    /// Enters what became of a write.
-    fn note_end(
-        &self,
-        id: Id,
-        key: &BlockKey,
-        to: Where,
-        source: Source,
-        written: Result<Option<Place>>,
-    ) -> Result<Option<Place>> {
-        let mut state = self.state();
-        let node = state.index.node(id);
-        // One that lay in the log only was not pinned: its number may be another block's by now.
-        let same = node.key == *key && !matches!(node.life, Life::Free | Life::Leaving);
-        // Somebody else may have written it meanwhile: the place that is known stays, so that whoever waits for one waits
-        // for that.
-        let known = if same { node.place_in(to) } else { None };
-        match &written {
-            Ok(Some(place)) if same && known.is_none() => state.note_written(id, to, *place),
-            Ok(Some(place)) if to == Where::Object => state.freed.push(*place),
-            _ => {}
-        }
-        let memory_only = source.is_memory();
-        drop(state);
-        source.let_go(self, id);
-        if let (Ok(None), true) = (&written, memory_only) {
-            log::warn!("block {key} has changed while it lay in memory: it is taken out");
-            let mut state = self.state();
-            state.counts.corrupt += 1;
-            state.forget_key(key);
-        }
-        if let (Ok(Some(_)), false, Some(tier), Where::Object) = (&written, same, self.tier(to), to) {
-            // It was removed while it was written: a restart is not to find it.
-            tier.remove(key, PATIENCE)?;
-        }
-        written.map(|place| place.map(|place| known.unwrap_or(place)))
+        source.note_end(self, (id, key), to, written)
     }
 }
 
@@ -373,5 +342,41 @@ impl Source {
         if self.is_memory() {
             store.state().unpin(id);
         }
+    }
+
+    /// Enters what became of a write.
+    fn note_end(
+        self,
+        store: &Store,
+        (id, key): (Id, &BlockKey),
+        to: Where,
+        written: Result<Option<Place>>,
+    ) -> Result<Option<Place>> {
+        let mut state = store.state();
+        let node = state.index.node(id);
+        // One that lay in the log only was not pinned: its number may be another block's by now.
+        let same = node.key == *key && !matches!(node.life, Life::Free | Life::Leaving);
+        // Somebody else may have written it meanwhile: the place that is known stays, so that whoever waits for one waits
+        // for that.
+        let known = if same { node.place_in(to) } else { None };
+        match &written {
+            Ok(Some(place)) if same && known.is_none() => state.note_written(id, to, *place),
+            Ok(Some(place)) if to == Where::Object => state.freed.push(*place),
+            _ => {}
+        }
+        let memory_only = self.is_memory();
+        drop(state);
+        self.let_go(store, id);
+        if let (Ok(None), true) = (&written, memory_only) {
+            log::warn!("block {key} has changed while it lay in memory: it is taken out");
+            let mut state = store.state();
+            state.counts.corrupt += 1;
+            state.forget_key(key);
+        }
+        if let (Ok(Some(_)), false, Some(tier), Where::Object) = (&written, same, store.tier(to), to) {
+            // It was removed while it was written: a restart is not to find it.
+            tier.remove(key, PATIENCE)?;
+        }
+        written.map(|place| place.map(|place| known.unwrap_or(place)))
     }
 }

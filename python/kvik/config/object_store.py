@@ -19,8 +19,8 @@ OBJECT = Entry(
             kind=Text(what="an address such as s3://BUCKET/PREFIX, gs://, az:// or file:///FOLDER,"),
             default=None,
             help="An object store where blocks are kept that memory and the log have no room for.",
-            reason="It has room for what disks do not, and outlives the machine. Each server needs a prefix of "
-            "its own; credentials come from the environment (AWS_*, GOOGLE_*, AZURE_*).",
+            reason="It has room for what disks do not, and outlives the machine. Each server needs a prefix "
+            "of its own; credentials come from the environment (AWS_*, GOOGLE_*, AZURE_*).",
         ),
         _store(
             name="object_size",
@@ -34,8 +34,8 @@ OBJECT = Entry(
             kind=Size(64 << 10),
             default=32 << 20,
             help="Bytes of an object: blocks are gathered until there are so many, or for ten seconds.",
-            reason="Object stores charge by the request, and like 8 to 64 MiB. Up to four times as much is in "
-            "memory, and lost when the server is killed.",
+            reason="Object stores charge by the request, and like 8 to 64 MiB. Up to four times as much is "
+            "in memory, and lost when the server is killed.",
         ),
     ),
 )

@@ -41,7 +41,7 @@ class Store:
         memory: int | str = "1GiB",
         log: str | os.PathLike[str] | None = None,
         log_size: int | str = "16GiB",
-        object: str | None = None,
+        object: str | None = None,  # noqa: A002 - the tier's name, as log is
         object_size: int | str = "1TiB",
         object_batch: int | str = "32MiB",
         policy: PolicyName = "selector",
@@ -55,8 +55,9 @@ class Store:
         1 MiB. log: a directory for blocks that outlive the process; None for none. log_size: bytes that it
         may take there. object: the address of an object store below both, such as "s3://BUCKET/PREFIX" or
         "file:///FOLDER", which no other store has; None for none; credentials come from the environment.
-        object_size: bytes that its objects may take. object_batch: bytes of an object. policy: which block makes room for another one. tenants: those with a quota or with
-        regions of their own. tenant: whose blocks they are, for quotas and figures.
+        object_size: bytes that its objects may take. object_batch: bytes of an object. policy: which block
+        makes room for another one. tenants: those with a quota or with regions of their own. tenant: whose
+        blocks they are, for quotas and figures.
 
         Raises InvalidArgument; StorageFailed where another process has the log open, or the disk refuses.
         """

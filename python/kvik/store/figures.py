@@ -182,9 +182,9 @@ def _traffic(rise: _Rise, key: _Key) -> dict[str, dict[str, Traffic]]:
 _LOG = ("capacity_bytes", "bytes", "segments", "unsynced_bytes", "copied_bytes_total", "dropped_blocks_total",
         "unwritten_blocks_total", "syncs_total", "quarantined_records_total", "failures_total")  # fmt: skip
 
-_OBJECT = ("capacity_bytes", "bytes", "count", "unsent_bytes", "dropped_blocks_total", "unwritten_blocks_total",
-           "requests_total", "sent_bytes_total", "received_bytes_total", "quarantined_records_total",
-           "failures_total", "shut", "open")  # fmt: skip
+_OBJECT = ("capacity_bytes", "bytes", "count", "unsent_bytes", "dropped_blocks_total",
+           "unwritten_blocks_total", "requests_total", "sent_bytes_total", "received_bytes_total",
+           "quarantined_records_total", "failures_total", "shut", "open")  # fmt: skip
 
 
 def _now(after: Samples) -> Now:

@@ -117,8 +117,8 @@ def _lines(figures: Figures) -> list[str]:
         state = "is not asked, since it did not answer" if far["shut"] else "is being looked through"
         lines.append(
             f"objects    {_size(far['bytes'])} of {_size(far['capacity_bytes'])} in {far['count']:,}, "
-            f"{_size(far['unsent_bytes'])} unsent, {far['requests']:,} requests, {far['failures']:,} failures, "
-            f"{far['unwritten_blocks']:,} blocks not taken"
+            f"{_size(far['unsent_bytes'])} unsent, {far['requests']:,} requests, "
+            f"{far['failures']:,} failures, {far['unwritten_blocks']:,} blocks not taken"
         )
         if far["shut"] or not far["open"]:
             lines.append(f"objects    the object store {state}")

@@ -84,7 +84,8 @@ impl Bucket {
             Meddling::Truncates => bytes.slice(..bytes.len() / 2),
             Meddling::Flips => {
                 let mut bytes = bytes.to_vec();
-                bytes.iter_mut().step_by(512).for_each(|byte| *byte ^= 16);
+                // The head of the first record stays whole.
+                bytes.iter_mut().skip(400).step_by(512).for_each(|byte| *byte ^= 16);
                 bytes.into()
             }
             Meddling::Swaps => {
