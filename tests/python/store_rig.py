@@ -67,6 +67,12 @@ class Served:
         self.process.kill()
         self._gone()
 
+    def end(self) -> None:
+        """Ask it to end, and wait until it has."""
+        self.process.terminate()
+        self.process.wait(timeout=60)
+        self._gone()
+
     def _gone(self) -> None:
         self.process.wait(timeout=10)
         assert self.process.stdout is not None

@@ -12,8 +12,8 @@ use kvik_core::Code;
 use kvik_store::policy::PolicyKind;
 use kvik_store::replay::{Comparison, Outcome, Trace, compare, parse_capacities};
 use kvik_store::{
-    Ack, BlockKey, Chain, Client, Counts, Etcd, Getting, LogOptions, Namespace, Putting, Registration,
-    Server, Servers, Shape, Space, StoreOptions, Stored, TenantOptions,
+    Ack, BlockKey, Bucket, Chain, Client, Counts, Etcd, Getting, LogOptions, Namespace, ObjectOptions,
+    Putting, Registration, Server, Servers, Shape, Space, StoreOptions, Stored, TenantOptions,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -101,6 +101,9 @@ struct GivenOptions<'py> {
     memory: Bound<'py, PyAny>,
     log: Option<PathBuf>,
     log_size: Bound<'py, PyAny>,
+    object: Option<String>,
+    object_size: Bound<'py, PyAny>,
+    object_batch: Bound<'py, PyAny>,
     policy: String,
     tenants: Vec<GivenTenant<'py>>,
 }
@@ -121,11 +124,17 @@ impl GivenTenant<'_> {
 }
 
 fn options(given: &Bound<'_, PyAny>) -> PyResult<StoreOptions> {
-    let GivenOptions { memory, log, log_size, policy, tenants } = given.extract()?;
+    let GivenOptions { memory, log, log_size, object, object_size, object_batch, policy, tenants } =
+        given.extract()?;
     let log = log.map(|log| Ok::<_, PyErr>((log, LogOptions::new(size(&log_size)?)))).transpose()?;
+    let object = object.map(|url| {
+        let options = ObjectOptions::new(Bucket::Url(url), size(&object_size)?);
+        Ok::<_, PyErr>(ObjectOptions { batch: size(&object_batch)?, ..options })
+    });
+    let object = object.transpose()?;
     let tenants = tenants.into_iter().map(GivenTenant::options).collect::<PyResult<_>>()?;
     let policy = PolicyKind::parse(&policy).or_raise(given.py())?;
-    Ok(StoreOptions { memory: size(&memory)?, log, policy, tenants })
+    Ok(StoreOptions { memory: size(&memory)?, log, object, policy, tenants })
 }
 
 fn joined(keys: &[BlockKey]) -> Vec<u8> {

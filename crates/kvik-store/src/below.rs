@@ -1,11 +1,13 @@
-//! The tier below memory: what it tells of blocks, and what it is told to forget. `write` is the way down to it, `bring`
-//! the way back.
+//! The tiers below memory: what the log tells of blocks, and what it is told to forget. `write` is the way down, `bring`
+//! the way back; `far` is what is different of the object store.
 //!
 //! Invariant: no lock of the store is held while the tier is called.
 
 use crate::crew::{Crew, Work};
+use crate::figures::Where;
+use crate::object::{ObjectOptions, Objects};
 use crate::pulse::Pulse;
-use crate::state::State;
+use crate::state::{Gone, State};
 use crate::store::Store;
 use crate::tenants::Known;
 use crate::tier::{Found, Identity, Place, Tier, TierOwner};
@@ -14,6 +16,7 @@ use crate::{BlockKey, Log, NamespaceId, Shape};
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::HashMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -25,9 +28,9 @@ const WRITERS: usize = 4;
 /// Threads that read: past the page cache four keep a disk as busy as any number.
 const READERS: usize = 4;
 /// How long a removal waits for the tier: less than a client waits for the answer, who would take the store for gone.
-const REMOVAL: Duration = Duration::from_secs(4);
+pub(crate) const REMOVAL: Duration = Duration::from_secs(4);
 
-/// What lies below the memory of a store.
+/// The log below the memory of a store.
 pub(crate) struct Below {
     pub log: Log,
     pub soon: Arc<Soon>,
@@ -40,7 +43,7 @@ impl Below {
     pub fn new(log: Log) -> Below {
         Below {
             log,
-            soon: Arc::default(),
+            soon: Arc::new(Soon::to(Where::Log)),
             writers: Crew::new(),
             readers: Crew::new(),
             pulse: Pulse::default(),
@@ -60,8 +63,36 @@ pub(crate) struct Blocks {
     pub state: Mutex<State>,
     /// A block was published, or given up.
     pub changed: Condvar,
-    /// Blocks that were found in the tier before the one that they come after.
-    early: Mutex<HashMap<BlockKey, Vec<(Identity, Place)>>>,
+    early: Early,
+}
+
+/// Blocks that were found in a tier before the one that they come after.
+pub(crate) struct Early {
+    tier: Where,
+    waiting: Mutex<HashMap<BlockKey, Vec<(Identity, Place)>>>,
+}
+
+impl Early {
+    pub fn of(tier: Where) -> Early {
+        Early { tier, waiting: Mutex::default() }
+    }
+
+    /// Enters a block that was found, and those that have waited for it.
+    pub fn enter(&self, state: &Mutex<State>, identity: &Identity, place: Place) {
+        let mut all = vec![(*identity, place)];
+        while let Some((identity, place)) = all.pop() {
+            if lock(state).found(&identity, self.tier, place) {
+                all.extend(lock(&self.waiting).remove(&identity.key).unwrap_or_default());
+            } else if let Some(parent) = identity.parent {
+                lock(&self.waiting).entry(parent).or_default().push((identity, place));
+            }
+        }
+    }
+
+    /// All was told: what comes after a block that was not found is nobody's.
+    pub fn left(&self) -> impl Iterator<Item = Place> + use<> {
+        std::mem::take(&mut *lock(&self.waiting)).into_values().flatten().map(|(_, place)| place)
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -70,7 +101,7 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Blocks {
     pub fn new(state: State) -> Blocks {
-        Blocks { state: Mutex::new(state), changed: Condvar::new(), early: Mutex::default() }
+        Blocks { state: Mutex::new(state), changed: Condvar::new(), early: Early::of(Where::Log) }
     }
 
     /// Blocks that are known.
@@ -78,36 +109,32 @@ impl Blocks {
         lock(&self.state).index.len()
     }
 
-    fn enter(&self, identity: &Identity, place: Place) {
-        let mut all = vec![(*identity, place)];
-        while let Some((identity, place)) = all.pop() {
-            if lock(&self.state).found(&identity, place) {
-                all.extend(lock(&self.early).remove(&identity.key).unwrap_or_default());
-            } else if let Some(parent) = identity.parent {
-                lock(&self.early).entry(parent).or_default().push((identity, place));
+    /// A tier below has blocks of a namespace, and says what it is.
+    pub fn found_namespace(&self, id: NamespaceId, meaning: &[u8]) {
+        match Meaning::decode(meaning) {
+            Some(Meaning { tenant, model, shape }) => {
+                let opened = lock(&self.state).tenants.open(id, &tenant, shape, &model);
+                if let Err(error) = opened {
+                    log::warn!("blocks of namespace {id} that were found are left alone: {error}");
+                }
+            }
+            None => {
+                log::warn!("nothing says what namespace {id} is: blocks of it that were found are left alone")
             }
         }
     }
 
     /// All was told: what comes after a block that was not found is nobody's. How many that are.
     pub fn found_all(&self) -> usize {
-        std::mem::take(&mut *lock(&self.early)).into_values().map(|blocks| blocks.len()).sum()
+        self.early.left().count()
     }
 }
 
 impl TierOwner for Blocks {
     fn found(&self, found: Found<'_>) {
         match found {
-            Found::Namespace(id, meaning) => match Meaning::decode(meaning) {
-                Some(Meaning { tenant, model, shape }) => {
-                    let opened = lock(&self.state).tenants.open(id, &tenant, shape, &model);
-                    if let Err(error) = opened {
-                        log::warn!("blocks of namespace {id} in the log are left alone: {error}");
-                    }
-                }
-                None => log::warn!("the log does not say what namespace {id} is: its blocks are left alone"),
-            },
-            Found::Block(identity, place) => self.enter(&identity, place),
+            Found::Namespace(id, meaning) => self.found_namespace(id, meaning),
+            Found::Block(identity, place) => self.early.enter(&self.state, &identity, place),
             Found::Removed(key) => lock(&self.state).forget_key(&key),
             Found::NamespaceRemoved(id) => {
                 let mut state = lock(&self.state);
@@ -124,16 +151,108 @@ impl TierOwner for Blocks {
 
     fn moved(&self, identity: &Identity, from: Place, to: Place) {
         let mut state = lock(&self.state);
-        if let Some(id) = state.at(identity, from) {
-            state.set_place(id, to);
+        if let Some(id) = state.at(identity, Where::Log, from) {
+            state.set_place(id, Where::Log, to);
         }
     }
 
     fn dropped(&self, identity: &Identity, place: Place) {
         let mut state = lock(&self.state);
-        if let Some(id) = state.at(identity, place) {
-            state.lose_place(id);
+        if let Some(id) = state.at(identity, Where::Log, place) {
+            state.lose_place(id, Where::Log);
         }
+    }
+}
+
+/// How long what was gathered may take to be sent when all ends, and what waits to be gathered.
+const LAST: Duration = Duration::from_secs(30);
+
+/// The object store of a store.
+pub(crate) struct Far {
+    pub objects: Objects,
+    pub soon: Arc<Soon>,
+    pub writers: Crew<Store>,
+    /// Bytes of blocks on their way from there. They have places in memory, so a quarter of it bounds them: a store that is
+    /// slow must not drive out what is in memory.
+    pub coming: Arc<AtomicU64>,
+    ended: (Mutex<bool>, Condvar),
+}
+
+impl Far {
+    pub fn open(options: ObjectOptions, blocks: &Arc<Blocks>) -> Result<Far> {
+        let owner = FarOwner { blocks: blocks.clone(), early: Early::of(Where::Object) };
+        let objects = Objects::open(options, Arc::new(owner))?;
+        Ok(Far {
+            objects,
+            soon: Arc::new(Soon::to(Where::Object)),
+            writers: Crew::new(),
+            coming: Arc::default(),
+            ended: Default::default(),
+        })
+    }
+
+    /// What waits is still gathered, and sent for a time.
+    pub fn close(&self) {
+        self.soon.close();
+        self.writers.close();
+    }
+
+    /// Gathers and sends until it is closed.
+    fn serve(&self, store: &Store) {
+        self.writers.serve(store);
+        self.objects.close();
+        *lock(&self.ended.0) = true;
+        self.ended.1.notify_all();
+    }
+
+    /// As [`Far::close`], and waits until that is done.
+    pub fn end(&self) {
+        self.close();
+        let ended = self.ended.1.wait_timeout_while(lock(&self.ended.0), LAST, |ended| !*ended);
+        if !*ended.unwrap_or_else(PoisonError::into_inner).0 {
+            log::warn!("the object store at {} takes too long to end", self.objects.name());
+        }
+    }
+}
+
+/// All blocks, as the object store's owner has them.
+struct FarOwner {
+    blocks: Arc<Blocks>,
+    early: Early,
+}
+
+impl TierOwner for FarOwner {
+    fn found(&self, found: Found<'_>) {
+        match found {
+            Found::Namespace(id, meaning) => self.blocks.found_namespace(id, meaning),
+            Found::Block(identity, place) => self.early.enter(&self.blocks.state, &identity, place),
+            // What was removed is not told of: what is stored meanwhile is not touched by it.
+            Found::Removed(_) | Found::NamespaceRemoved(_) => {}
+        }
+    }
+
+    fn keep(&self, identity: &Identity, place: Place) -> bool {
+        lock(&self.blocks.state).at(identity, Where::Object, place).is_some()
+    }
+
+    fn moved(&self, identity: &Identity, from: Place, to: Place) {
+        let mut state = lock(&self.blocks.state);
+        if let Some(id) = state.at(identity, Where::Object, from) {
+            state.set_place(id, Where::Object, to);
+        }
+    }
+
+    fn dropped(&self, identity: &Identity, place: Place) {
+        let mut state = lock(&self.blocks.state);
+        if let Some(id) = state.at(identity, Where::Object, place) {
+            state.lose_place(id, Where::Object);
+        }
+    }
+
+    fn freed(&self) -> Vec<Place> {
+        let mut freed = std::mem::take(&mut lock(&self.blocks.state).freed);
+        freed.extend(self.early.left());
+        freed
     }
 }
 
@@ -182,6 +301,12 @@ impl Store {
     /// # Errors
     /// The machine gives no thread.
     pub fn start_below(&self, threads: &mut Vec<JoinHandle<()>>) -> Result<()> {
+        if self.far().is_some() {
+            let store = self.clone();
+            let work = move || store.far().iter().for_each(|far| far.serve(&store));
+            let writer = spawn_named("kvik-store-o", &ThreadOptions::default(), work);
+            threads.push(writer.map_err(crate::no_thread)?);
+        }
         if self.below().is_none() {
             return Ok(());
         }
@@ -204,15 +329,16 @@ impl Store {
     /// Has what waits written, and ends the threads of [`Store::start_below`].
     pub fn end_below(&self) {
         self.below().iter().for_each(|below| below.close());
+        self.far().iter().for_each(|far| far.close());
     }
 
-    /// Takes blocks out of the tier too.
+    /// Takes blocks out of the log too.
     ///
     /// # Errors
     /// What the tier says, `DeadlineExceeded`; the blocks are gone from memory all the same.
-    pub fn remove_below(&self, gone: &[(BlockKey, u64)]) -> Result<()> {
+    pub fn remove_below(&self, gone: &[Gone]) -> Result<()> {
         let written: Vec<BlockKey> =
-            gone.iter().filter(|(_, place)| *place != 0).map(|(key, _)| *key).collect();
+            gone.iter().filter(|gone| gone.place != 0).map(|gone| gone.key).collect();
         self.say(written, |log, key, within| log.remove(key, within))
     }
 

@@ -5,8 +5,9 @@
 //! - Threads of their own read, and who asks waits for them until its deadline. So a disk that stops answering (a server
 //!   of NFS that is gone, say) keeps nobody from what is in memory: a call to it that hangs cannot be ended.
 
-use crate::below::{Below, lock};
+use crate::below::{Below, Far, lock};
 use crate::crew::Work;
+use crate::figures::Where;
 use crate::index::Life;
 use crate::state::Filling;
 use crate::store::Store;
@@ -106,8 +107,13 @@ impl Window {
     }
 }
 
+/// Blocks of so many bytes that are brought back at once into a memory of this capacity.
+pub(crate) fn most(capacity: u64, bytes: u64) -> usize {
+    (WINDOW.min(capacity / 4) / bytes).max(1) as usize
+}
+
 impl Store {
-    /// Brings blocks back that lie below, from the first key on, as many as make a window. How many of the keys are in
+    /// Brings blocks back that lie in the log, from the first key on, as many as make a window. How many of the keys are in
     /// memory then, from the first one on, and how many of them came from below. What another caller is bringing is
     /// waited for.
     ///
@@ -126,15 +132,27 @@ impl Store {
         window.wait(below)
     }
 
+    /// As [`Store::bring`], from whichever tier the first block lies in.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn bring_any(&self, namespace: u16, keys: &[BlockKey], until: Instant) -> Result<(usize, usize)> {
+        let only = |far: &&Far| keys.first().is_some_and(|first| far.has_only(self, namespace, first));
+        match self.far().filter(only) {
+            Some(far) => far.bring(self, namespace, keys, until),
+            None => self.bring(namespace, keys, until),
+        }
+    }
+
     /// How many keys make a window, and how many of them are not in memory. What a window brings must not drive out
     /// what it brought before.
     fn window(&self, namespace: u16, keys: &[BlockKey]) -> (usize, usize) {
         let state = self.state();
-        let bytes = state.shape(namespace).bytes();
-        let most = (WINDOW.min(state.slabs.capacity() / 4) / bytes).max(1) as usize;
+        let most = most(state.slabs.capacity(), state.shape(namespace).bytes());
         let (mut count, mut missing) = (0, 0);
         while let Some(id) = keys.get(count).and_then(|key| state.index.find(namespace, key))
             && missing < most
+            && !state.index.node(id).is_far()
         {
             count += 1;
             missing += usize::from(state.index.node(id).life != Life::Resident);
@@ -151,7 +169,7 @@ impl Store {
                 // Somebody else has loaded it.
                 Life::Resident if waited => return Ok(Brought::Loaded),
                 Life::Resident => return Ok(Brought::Here),
-                Life::Below => {
+                Life::Below if state.index.node(id).place != 0 => {
                     let identity = state.identity(id);
                     let place = Place(state.index.node(id).place);
                     let Some(filling) = state.begin_load(id)? else { return Ok(Brought::Missing) };
@@ -168,7 +186,7 @@ impl Store {
                         return Ok(brought);
                     }
                 }
-                Life::Loading if Instant::now() < until => {
+                Life::Loading if Instant::now() < until && !state.index.node(id).is_far() => {
                     state.figures.waits += u64::from(!std::mem::replace(&mut waited, true));
                     state = self.wait(state, until);
                 }
@@ -195,38 +213,61 @@ impl Store {
             _ => Ok(None),
         };
         let took = began.elapsed();
+        if let Ok(Some(_)) = loaded {
+            self.latencies().load.add(took);
+        }
+        if self.note_loaded(filling, Where::Log, place, identity, loaded) {
+            Brought::Loaded
+        } else {
+            Brought::Missing
+        }
+    }
+
+    /// Enters what became of a block that was read from a tier below; whether it is in memory now.
+    pub fn note_loaded(
+        &self,
+        filling: Filling,
+        tier: Where,
+        place: Place,
+        identity: &Identity,
+        loaded: Result<Option<Box<[u64]>>>,
+    ) -> bool {
         let mut state = self.state();
-        let brought = match loaded {
+        let here = match loaded {
             Ok(Some(sums)) => {
-                self.latencies().load.add(took);
-                state.counts.loaded += 1;
-                let sum = entry::sum_of(&sums);
+                *state.counts.loaded_from(tier) += 1;
                 let id = filling.id;
-                if state.publish(filling, sum) {
+                let published = state.publish(filling, entry::sum_of(&sums));
+                if published {
                     state.list(id);
-                    Brought::Loaded
-                } else {
-                    Brought::Missing
                 }
+                published
             }
             Ok(None) => {
                 state.abandon(filling);
-                Brought::Missing
+                false
             }
             Err(error) => {
                 let wrong = error.code == Code::ChecksumMismatch;
-                log::warn!("block {} is not served from the log: {error}", identity.key);
+                // Of an object store that fails its breaker tells once.
+                let level = if wrong || tier == Where::Log { log::Level::Warn } else { log::Level::Debug };
+                log::log!(
+                    level,
+                    "block {} is not served from the tier {}: {error}",
+                    identity.key,
+                    tier.name()
+                );
                 state.counts.corrupt += u64::from(wrong);
                 state.abandon(filling);
                 // Where it was copied to meanwhile it is another record, of which nothing is known yet.
-                if wrong && let Some(id) = state.at(identity, place) {
-                    state.lose_place(id);
+                if wrong && let Some(id) = state.at(identity, tier, place) {
+                    state.lose_place(id, tier);
                 }
-                Brought::Missing
+                false
             }
         };
         drop(state);
         self.note_change();
-        brought
+        here
     }
 }

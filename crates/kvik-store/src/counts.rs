@@ -1,5 +1,7 @@
 //! What has happened in a store, in numbers.
 
+use crate::figures::Where;
+
 macro_rules! counts {
     ($($(#[doc = $doc:literal])+ $name:ident;)*) => {
         /// Counters since the store began, and what is here now.
@@ -63,8 +65,26 @@ counts! {
     unwritten;
     /// Blocks that were brought back from the log.
     loaded;
-    /// Blocks that are gone since the log had no room for them any more.
+    /// Blocks that are gone since the log, or the object store, had no room for them any more.
     dropped;
     /// Blocks whose bytes were not those that were stored.
     corrupt;
+    /// Blocks that were taken up for the object store.
+    object_written;
+    /// Blocks that do not come to the object store, since it was too slow for them or refused them.
+    object_unwritten;
+    /// Blocks that were brought back from the object store.
+    object_loaded;
+}
+
+impl Counts {
+    /// Blocks that do not come to a tier below memory.
+    pub(crate) fn unwritten_to(&mut self, tier: Where) -> &mut u64 {
+        if tier == Where::Object { &mut self.object_unwritten } else { &mut self.unwritten }
+    }
+
+    /// Blocks that were brought back from one.
+    pub(crate) fn loaded_from(&mut self, tier: Where) -> &mut u64 {
+        if tier == Where::Object { &mut self.object_loaded } else { &mut self.loaded }
+    }
 }

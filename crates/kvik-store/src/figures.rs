@@ -8,7 +8,7 @@ use crate::policy::PolicyKind;
 use kvik_core::Code;
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// Where a block lay.
@@ -16,15 +16,17 @@ use std::time::{Duration, Instant};
 pub(crate) enum Where {
     Memory,
     Log,
+    Object,
 }
 
 impl Where {
-    pub const ALL: [Where; 2] = [Where::Memory, Where::Log];
+    pub const ALL: [Where; 3] = [Where::Memory, Where::Log, Where::Object];
 
     pub fn name(self) -> &'static str {
         match self {
             Where::Memory => "memory",
             Where::Log => "log",
+            Where::Object => "object",
         }
     }
 }
@@ -77,9 +79,9 @@ impl Cause {
 pub(crate) struct OfTenant {
     /// Blocks that gets asked for, up to the first one that was not here, and those behind it.
     pub asked: u64,
-    pub hits: [u64; 2],
-    pub bytes_in: [u64; 2],
-    pub bytes_out: [u64; 2],
+    pub hits: [u64; Where::ALL.len()],
+    pub bytes_in: [u64; Where::ALL.len()],
+    pub bytes_out: [u64; Where::ALL.len()],
 }
 
 /// See the module's text.
@@ -157,19 +159,27 @@ impl Figures {
 /// How long operations take, from when a request came.
 pub(crate) struct Latencies {
     /// Until a get's first block may be read, by where that lay.
-    pub first: [Histogram; 2],
-    /// Until the client has read all that a get found; below where one of them came from there.
-    pub get: [Histogram; 2],
+    pub first: [Histogram; Where::ALL.len()],
+    /// Until the client has read all that a get found, by the furthest tier that one of them came from.
+    pub get: [Histogram; Where::ALL.len()],
     /// Until a put's blocks are in memory, or on the disk.
-    pub put: [Histogram; 2],
+    pub put: [Histogram; Where::ALL.len()],
     /// Of one block from the log into memory, without waiting for others.
     pub load: Histogram,
+    /// Of one request to the object store, for blocks that lie together there.
+    pub fetch: Histogram,
 }
 
 impl Latencies {
     pub fn new() -> Latencies {
-        let pair = || [Histogram::of_latencies(), Histogram::of_latencies()];
-        Latencies { first: pair(), get: pair(), put: pair(), load: Histogram::of_latencies() }
+        let pair = || Where::ALL.map(|_| Histogram::of_latencies());
+        Latencies {
+            first: pair(),
+            get: pair(),
+            put: pair(),
+            load: Histogram::of_latencies(),
+            fetch: Histogram::of_latencies(),
+        }
     }
 
     /// Every histogram with the operation and the tier that it is of.
@@ -178,7 +188,7 @@ impl Latencies {
         let pairs = by_tier.into_iter().flat_map(|(op, pair)| {
             Where::ALL.into_iter().zip(pair).map(move |(tier, histogram)| (op, tier, histogram))
         });
-        pairs.chain([("load", Where::Log, &self.load)])
+        pairs.chain([("load", Where::Log, &self.load), ("load", Where::Object, &self.fetch)])
     }
 }
 
@@ -186,19 +196,25 @@ impl Latencies {
 pub(crate) struct Whole {
     latencies: Arc<Latencies>,
     began: Instant,
-    from_log: AtomicBool,
+    /// The furthest tier that a block of it came from.
+    from: AtomicUsize,
     /// It found something, and all of it was read.
     counts: AtomicBool,
 }
 
 impl Whole {
     pub fn new(latencies: Arc<Latencies>, began: Instant) -> Whole {
-        Whole { latencies, began, from_log: AtomicBool::new(false), counts: AtomicBool::new(true) }
+        Whole {
+            latencies,
+            began,
+            from: AtomicUsize::new(Where::Memory as usize),
+            counts: AtomicBool::new(true),
+        }
     }
 
-    /// A block of it came from the log.
-    pub fn note_log(&self) {
-        self.from_log.store(true, Ordering::Relaxed);
+    /// A block of it came from this tier.
+    pub fn note_tier(&self, tier: Where) {
+        self.from.fetch_max(tier as usize, Ordering::Relaxed);
     }
 
     /// It found nothing, failed, or was not read to its end: what it took means nothing.
@@ -210,7 +226,7 @@ impl Whole {
 impl Drop for Whole {
     fn drop(&mut self) {
         if self.counts.load(Ordering::Relaxed) {
-            let tier = usize::from(self.from_log.load(Ordering::Relaxed));
+            let tier = self.from.load(Ordering::Relaxed);
             self.latencies.get[tier].add(self.began.elapsed());
         }
     }

@@ -98,10 +98,8 @@ impl Shared {
                 continue;
             };
             drop(queues);
-            let reply = |response| job.reply.send(response);
-            match job.work {
-                Work::Request(request) => self.service.answer(*request, came, &reply),
-                Work::Get(get) => self.service.lend(*get, &reply),
+            if let Some(left) = job.answer(&self.service, came, false) {
+                self.set_aside(left, came);
             }
             queues = self.queues();
             queues.done(client, self.each);
@@ -142,6 +140,49 @@ impl Queues {
             (false, running) if running + 1 == each => self.turn.push_back(id),
             _ => {}
         }
+    }
+}
+
+impl Shared {
+    /// What may wait for the object store has a thread of its own; where too many have one, it is answered without.
+    fn set_aside(&self, job: Job, came: Instant) {
+        let service = self.service.clone();
+        let far = service.store().far();
+        match far.and_then(|far| Some((far, far.objects.permit()?))) {
+            Some((far, permit)) => {
+                let on = service.clone();
+                far.objects.aside(permit, move || drop(job.answer(&on, came, true)));
+            }
+            None => job.refuse(&service),
+        }
+    }
+}
+
+impl Job {
+    /// Answers a request, by a thread that may wait for the object store (`far`) or not; what is left if it may not.
+    fn answer(self, service: &Service, came: Instant, far: bool) -> Option<Job> {
+        let Job { work, reply } = self;
+        let answer = |response| reply.send(response);
+        let left = match work {
+            Work::Request(request) if !far && service.waits_far(&request) => Some(Work::Request(request)),
+            Work::Request(request) => {
+                service.answer(*request, came, &answer);
+                None
+            }
+            Work::Get(get) => service.lend(*get, far, &answer).map(Work::Get),
+        };
+        left.map(|work| Job { work, reply })
+    }
+
+    /// Answers what may not wait: blocks that only the object store has are a miss.
+    fn refuse(self, service: &Service) {
+        self.reply.send(match self.work {
+            Work::Get(mut get) => get.miss(),
+            Work::Request(_) => {
+                let text = "too many requests wait for the object store: ask again";
+                service.failed(Error::new(Code::MemoryCapReached, text))
+            }
+        });
     }
 }
 

@@ -6,7 +6,8 @@
 //! - An id is not used again while its block is here. Nothing but the table of keys grows with the number of blocks
 //!   beyond [`Node`], of which there is one a block.
 
-use crate::BlockKey;
+use crate::figures::Where;
+use crate::{BlockKey, Place};
 use hashbrown::HashTable;
 
 /// A block's number in the index.
@@ -48,6 +49,8 @@ pub(crate) struct Node {
     pub sum: u64,
     /// Where it lies in the log, packed; 0 where it does not.
     pub place: u64,
+    /// Where it lies in the object store, packed; 0 where it does not.
+    pub object: u64,
     /// Its slot in the slab.
     pub slot: u32,
     pub slab: u16,
@@ -67,6 +70,29 @@ pub(crate) struct Node {
     child: Id,
     next: Id,
     prev: Id,
+}
+
+impl Node {
+    /// Where it lies in a tier below memory; 0 where it does not.
+    pub fn place_mut(&mut self, tier: Where) -> &mut u64 {
+        if tier == Where::Object { &mut self.object } else { &mut self.place }
+    }
+
+    /// The same, if it lies there.
+    pub fn place_in(&self, tier: Where) -> Option<Place> {
+        let place = if tier == Where::Object { self.object } else { self.place };
+        (place != 0).then_some(Place(place))
+    }
+
+    /// Whether only the object store has it, or it is on its way from there.
+    pub fn is_far(&self) -> bool {
+        matches!(self.life, Life::Below | Life::Loading) && self.place == 0 && self.object != 0
+    }
+
+    /// Whether it is to lie below, and no tier has it.
+    pub fn is_lost(&self) -> bool {
+        self.life == Life::Below && self.place == 0 && self.object == 0
+    }
 }
 
 /// See the module's text.
@@ -127,6 +153,7 @@ impl Index {
             key,
             sum: 0,
             place: 0,
+            object: 0,
             slot: 0,
             slab: NO_SLAB,
             namespace,
@@ -156,6 +183,7 @@ impl Index {
                 key: BlockKey([0; 32]),
                 sum: 0,
                 place: 0,
+                object: 0,
                 slot: 0,
                 slab: NO_SLAB,
                 namespace: 0,
@@ -255,7 +283,7 @@ mod tests {
 
     #[test]
     fn a_node_is_small() {
-        assert!(size_of::<Node>() <= 88, "{}", size_of::<Node>());
+        assert!(size_of::<Node>() <= 96, "{}", size_of::<Node>());
     }
 
     /// Against a map of parents: random trees that grow and lose whole branches.

@@ -16,6 +16,17 @@ use kvik_core::Result;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Blocks by the tier that they came from.
+type CameUp = [usize; Where::ALL.len()];
+
+/// How far a get was answered.
+pub(crate) enum Rest {
+    /// This is its last answer.
+    Answered(Response),
+    /// The next block is in the object store only.
+    Far(Box<Lender>),
+}
+
 /// A get that is being answered.
 pub(crate) struct Lender {
     service: Service,
@@ -23,9 +34,9 @@ pub(crate) struct Lender {
     expiry: Duration,
     until: Instant,
     tally: Tally,
-    /// Blocks that were lent, and how many of the next ones came from the log for it.
+    /// Blocks that were lent, and how many of the next ones came from each tier below for it.
     lent: usize,
-    from_log: usize,
+    came_up: CameUp,
     /// What was lent first and could not be sent at once.
     unsent: Option<Response>,
     /// Nothing is left but that.
@@ -39,22 +50,30 @@ struct Tally {
     namespace: Option<u16>,
     came: Instant,
     whole: Arc<Whole>,
-    hits: [u64; 2],
+    hits: [u64; Where::ALL.len()],
     misses: u64,
     counted: bool,
 }
 
 impl Tally {
-    /// So many blocks are lent, of which this many came from the log for it.
-    fn lent(&mut self, blocks: usize, from_log: usize) {
-        let from_log = from_log.min(blocks) as u64;
-        if self.hits == [0; 2] && blocks > 0 {
-            self.store.latencies().first[usize::from(from_log > 0)].add(self.came.elapsed());
+    /// So many blocks are lent, of which some came from tiers below for it.
+    fn lent(&mut self, blocks: usize, came_up: &mut CameUp) {
+        let mut left = blocks;
+        let first = self.hits.iter().all(|hits| *hits == 0);
+        let mut furthest = Where::Memory;
+        for tier in [Where::Log, Where::Object] {
+            let from = came_up[tier as usize].min(left);
+            came_up[tier as usize] -= from;
+            left -= from;
+            self.hits[tier as usize] += from as u64;
+            if from > 0 {
+                furthest = tier;
+            }
         }
-        self.hits[Where::Memory as usize] += blocks as u64 - from_log;
-        self.hits[Where::Log as usize] += from_log;
-        if from_log > 0 {
-            self.whole.note_log();
+        self.hits[Where::Memory as usize] += left as u64;
+        self.whole.note_tier(furthest);
+        if first && blocks > 0 {
+            self.store.latencies().first[furthest as usize].add(self.came.elapsed());
         }
     }
 
@@ -73,7 +92,7 @@ impl Tally {
 
 impl Drop for Tally {
     fn drop(&mut self) {
-        if self.hits == [0; 2] {
+        if self.hits == [0; Where::ALL.len()] {
             self.whole.discount();
         }
         if !self.counted {
@@ -88,9 +107,27 @@ impl Lender {
     pub fn new(service: &Service, get: wire::Get, came: Instant) -> Lender {
         let (service, store, expiry) = (service.clone(), service.store().clone(), longest(get.expiry));
         let whole = Arc::new(Whole::new(store.latencies().clone(), came));
-        let tally = Tally { store, namespace: None, came, whole, hits: [0; 2], misses: 0, counted: false };
+        let tally = Tally {
+            store,
+            namespace: None,
+            came,
+            whole,
+            hits: Default::default(),
+            misses: 0,
+            counted: false,
+        };
         let until = answered_by(expiry);
-        Lender { service, get, expiry, until, tally, lent: 0, from_log: 0, unsent: None, over: false }
+        Lender {
+            service,
+            get,
+            expiry,
+            until,
+            tally,
+            lent: 0,
+            came_up: [0; Where::ALL.len()],
+            unsent: None,
+            over: false,
+        }
     }
 
     /// Lends the first block, if that is in memory and nobody has to be waited for. Whatever is not done here, and every
@@ -137,13 +174,20 @@ impl Lender {
         self.unsent = Some(unsent);
     }
 
-    /// Answers with all that is left but the last answer, which it gives: by then it is counted.
+    /// The last answer, where no more blocks come.
+    pub fn miss(&mut self) -> Response {
+        self.tally.misses = (self.get.keys.len() - self.lent) as u64;
+        Response::Lent(wire::Lending::default())
+    }
+
+    /// Answers with all that is left but the last answer, which it gives: by then it is counted. What is in the object
+    /// store only is waited for by a thread that is there for it, which says that it is (`far`).
     ///
     /// # Errors
     /// `NamespaceUnknown`, `InvalidArgument` for no keys or too many; what granting and the log say.
-    pub fn rest(mut self, reply: &dyn Fn(Response)) -> Result<Response> {
+    pub fn rest(mut self, far: bool, reply: &dyn Fn(Response)) -> Result<Rest> {
         match self.unsent.take() {
-            Some(last) if self.over => return Ok(last),
+            Some(last) if self.over => return Ok(Rest::Answered(last)),
             first => first.into_iter().for_each(reply),
         }
         check_keys(&self.get.keys)?;
@@ -152,19 +196,25 @@ impl Lender {
         loop {
             let (response, more) = self.next(&store, namespace)?;
             if !more {
-                return Ok(response);
+                return Ok(Rest::Answered(response));
             }
             if !matches!(&response, Response::Lent(lent) if lent.blocks.is_empty()) {
                 reply(response);
             }
             let wanted = &self.get.keys[self.lent..];
             if !store.is_in_memory(namespace, &wanted[0]) {
-                let (here, came_up) = store.bring(namespace, wanted, self.until)?;
-                if here == 0 {
-                    self.tally.misses = wanted.len() as u64;
-                    return Ok(Response::Lent(wire::Lending::default()));
+                let only = store.far().filter(|far| far.has_only(&store, namespace, &wanted[0]));
+                if only.is_some() && !far {
+                    return Ok(Rest::Far(Box::new(self)));
                 }
-                self.from_log += came_up;
+                let (here, came_up) = match only {
+                    Some(far) => far.bring(&store, namespace, wanted, self.until)?,
+                    None => store.bring(namespace, wanted, self.until)?,
+                };
+                if here == 0 {
+                    return Ok(Rest::Answered(self.miss()));
+                }
+                self.came_up[if only.is_some() { Where::Object } else { Where::Log } as usize] += came_up;
             }
         }
     }
@@ -187,8 +237,7 @@ impl Lender {
         let (count, blocks) = (loan.blocks.len(), loan.blocks);
         let tickets = loan.groups.iter().map(|lent| lent.ticket().clone()).collect();
         self.service.add_loans(loan.groups, &self.tally.whole);
-        self.tally.lent(count, self.from_log);
-        self.from_log = self.from_log.saturating_sub(count);
+        self.tally.lent(count, &mut self.came_up);
         self.lent += count;
         self.tally.misses = if more { 0 } else { (self.get.keys.len() - self.lent) as u64 };
         Response::Lent(wire::Lending { blocks, tickets, more })

@@ -2,6 +2,7 @@
 
 use crate::figures::{Cause, OfTenant, Where};
 use crate::histogram::Histogram;
+use crate::object::Traffic;
 use crate::share::Share;
 use crate::state::State;
 use crate::store::Store;
@@ -13,17 +14,17 @@ metrics_table! {
     /// Every metric of a store, in the order of the exposition.
     METRICS;
     LOOKUPS Counter "kvik_store_lookups_total" ["tenant", "tier"]
-        "Blocks that gets asked a tier for: memory for all of a request, the log (tier log) for those that memory did not have.";
+        "Blocks that gets asked a tier for: memory for all of a request, the log (tier log) for those that memory did not have, the object store (tier object) for those that neither had.";
     HITS Counter "kvik_store_hits_total" ["tenant", "tier"]
         "Blocks that gets found, by the tier that had them when they were asked for.";
     MISSES Counter "kvik_store_misses_total" ["tenant", "tier"]
-        "Blocks that gets did not find in a tier, or found behind one that was missing. What the log misses is a miss of the store.";
+        "Blocks that gets did not find in a tier, or found behind one that was missing. What the last tier misses is a miss of the store.";
     BYTES_IN Counter "kvik_store_in_bytes_total" ["tenant", "tier"]
-        "Bytes that came into a tier: into memory from puts and from the log, into the log from memory.";
+        "Bytes that came into a tier: into memory from puts and from the tiers below, into those from memory (or from the log, into the object store).";
     BYTES_OUT Counter "kvik_store_out_bytes_total" ["tenant", "tier"]
-        "Bytes that went out of a tier: from memory to those who read, from the log into memory.";
+        "Bytes that went out of a tier: from memory to those who read, from the tiers below into memory.";
     SECONDS Histogram "kvik_store_operation_seconds" ["op", "tier"]
-        "Seconds since the request came. Op is get_first (until the client may read the first block), get (until it has read the last one), put (until all blocks are in the tier) or load (one block from the log into memory, since it was begun). Tier log: some block came from the log, or was to be durable in it. Requests that failed, and gets that found nothing, are not among them.";
+        "Seconds since the request came. Op is get_first (until the client may read the first block), get (until it has read the last one), put (until all blocks are in the tier) or load (one block from the log into memory, since it was begun; of the object store the blocks of one request to it). Tier log: some block came from the log, or was to be durable in it; tier object: some block came from the object store. Requests that failed, and gets that found nothing, are not among them.";
     REUSE Histogram "kvik_store_reuse_gap_seconds" []
         "Seconds from when a block was stored or last read until it was read again, for each block that was read. To the second.";
     IDLE Histogram "kvik_store_evicted_idle_seconds" []
@@ -33,7 +34,7 @@ metrics_table! {
     REFUSED Counter "kvik_store_refused_requests_total" ["code"]
         "Requests that were answered with an error, by its code: protocol_error for one that is malformed, namespace_unknown for a namespace that was not opened, memory_cap_reached for too many at once.";
     CORRUPT Counter "kvik_store_corrupt_blocks_total" []
-        "Blocks whose bytes in memory or in the log were not those that were stored: each was taken out, and not served.";
+        "Blocks whose bytes in memory, in the log or in the object store were not those that were stored: each was taken out, and not served.";
     WAITS Counter "kvik_store_shared_waits_total" []
         "Blocks that were on their way for somebody else when they were asked for or put: they were brought once.";
     EVICTED Counter "kvik_store_evicted_blocks_total" ["policy"]
@@ -76,22 +77,50 @@ metrics_table! {
         "Records of the log that were not what they should be: they are never served again.";
     LOG_FAILURES Counter "kvik_store_log_failures_total" []
         "Reads, writes and syncs of the log that failed.";
+    OBJECT_CAPACITY Gauge "kvik_store_object_capacity_bytes" []
+        "Bytes that the objects in the object store may take.";
+    OBJECT_BYTES Gauge "kvik_store_object_bytes" []
+        "Bytes that they take, with blocks that nobody wants any more in objects that others want.";
+    OBJECTS Gauge "kvik_store_object_count" []
+        "Objects in the object store.";
+    OBJECT_UNSENT Gauge "kvik_store_object_unsent_bytes" []
+        "Bytes that were gathered for the object store and are not there yet.";
+    OBJECT_DROPPED Counter "kvik_store_object_dropped_blocks_total" []
+        "Blocks that went with the oldest object, to make room.";
+    OBJECT_UNWRITTEN Counter "kvik_store_object_unwritten_blocks_total" []
+        "Blocks that do not come to the object store: it was too slow for them, refused them, or they were gone before their turn.";
+    OBJECT_REQUESTS Counter "kvik_store_object_requests_total" ["request"]
+        "Requests to the object store: put (an object, or who has the prefix), get (a range of one), list (1000 names), delete.";
+    OBJECT_SENT Counter "kvik_store_object_sent_bytes_total" []
+        "Bytes of the objects that were written.";
+    OBJECT_RECEIVED Counter "kvik_store_object_received_bytes_total" []
+        "Bytes that reads of objects gave, with what lies between blocks and around them.";
+    OBJECT_QUARANTINED Counter "kvik_store_object_quarantined_records_total" []
+        "Blocks and objects that were not what they should be: each is a miss, and is not asked for again.";
+    OBJECT_FAILURES Counter "kvik_store_object_failures_total" []
+        "Requests to the object store that failed or took too long.";
+    OBJECT_SHUT Gauge "kvik_store_object_shut" []
+        "1 while the object store is not asked, since it did not answer lately.";
+    OBJECT_OPEN Gauge "kvik_store_object_open" []
+        "1 once all is known that the object store holds; until then it is looked through.";
 }
 
 impl Store {
     /// All figures, in the Prometheus text format (0.0.4).
     pub fn metrics(&self) -> String {
         let log = self.below().map(|below| below.log.usage());
+        let far = self.far().map(|far| (far.objects.usage(), far.objects.traffic()));
+        let has = [true, log.is_some(), far.is_some()];
         let mut text = MetricsText::default();
         // Of many tenants it is a long text, which nobody is to wait for.
         let (names, tenants) = {
             let state = self.state();
             (state.tenants.series_names().to_vec(), state.figures.tenants().to_vec())
         };
-        tenants_text(&names, &tenants, log.is_some(), &mut text);
+        tenants_text(&names, &tenants, has, &mut text);
         text.family(&SECONDS);
         for (op, tier, histogram) in self.latencies().all() {
-            if tier == Where::Memory || log.is_some() {
+            if has[tier as usize] {
                 let labels = [op.to_owned(), tier.name().to_owned()];
                 text.histogram(&SECONDS, &labels, histogram.counts(), histogram.sum());
             }
@@ -106,23 +135,30 @@ impl Store {
         text.single(&CAPACITY, capacity);
         text.single(&READ, state.lent);
         text.single(&REMOVED, state.counts.removed);
-        let unwritten = state.counts.unwritten;
+        let (unwritten, object_unwritten) = (state.counts.unwritten, state.counts.object_unwritten);
         drop(state);
         log_text(log, unwritten, &mut text);
+        object_text(far, object_unwritten, &mut text);
         text.into_string()
     }
 }
 
 /// What was asked for and what moved, by tenant and tier.
-fn tenants_text(names: &[String], tenants: &[OfTenant], has_log: bool, text: &mut MetricsText) {
-    let tiers = if has_log { &Where::ALL[..] } else { &Where::ALL[..1] };
+fn tenants_text(
+    names: &[String],
+    tenants: &[OfTenant],
+    has: [bool; Where::ALL.len()],
+    text: &mut MetricsText,
+) {
+    let tiers = Where::ALL.into_iter().filter(|tier| has[*tier as usize]);
     let lookups = |of: &OfTenant, tier: Where| match tier {
         Where::Memory => of.asked,
         Where::Log => of.asked - of.hits[Where::Memory as usize],
+        Where::Object => of.asked - of.hits[Where::Memory as usize] - of.hits[Where::Log as usize],
     };
     let mut rows = |metric: &Metric, value: &dyn Fn(&OfTenant, Where) -> u64| {
         let all = names.iter().zip(tenants).flat_map(|(name, of)| {
-            tiers.iter().map(move |tier| ([name.clone(), tier.name().to_owned()], value(of, *tier)))
+            tiers.clone().map(move |tier| ([name.clone(), tier.name().to_owned()], value(of, tier)))
         });
         text.rows(metric, all);
     };
@@ -175,4 +211,31 @@ fn log_text(log: Option<Usage>, unwritten: u64, text: &mut MetricsText) {
     one(&LOG_SYNCS, &|usage| usage.syncs);
     one(&LOG_QUARANTINED, &|usage| usage.quarantined);
     one(&LOG_FAILURES, &|usage| usage.failures);
+}
+
+/// What the object store does; nothing where there is none.
+fn object_text(far: Option<(Usage, Traffic)>, unwritten: u64, text: &mut MetricsText) {
+    let mut one = |metric: &Metric, value: &dyn Fn(&Usage, &Traffic) -> u64| {
+        text.rows(metric, far.iter().map(|(usage, traffic)| ([], value(usage, traffic))));
+    };
+    one(&OBJECT_CAPACITY, &|usage, _| usage.capacity);
+    one(&OBJECT_BYTES, &|usage, _| usage.bytes);
+    one(&OBJECTS, &|usage, _| usage.segments);
+    one(&OBJECT_UNSENT, &|usage, _| usage.unsynced);
+    one(&OBJECT_DROPPED, &|usage, _| usage.dropped);
+    one(&OBJECT_UNWRITTEN, &|_, _| unwritten);
+    let requests = far.iter().flat_map(|(_, traffic)| {
+        let Traffic { puts, gets, lists, deletes, .. } = *traffic;
+        [("put", puts), ("get", gets), ("list", lists), ("delete", deletes)]
+    });
+    text.rows(&OBJECT_REQUESTS, requests.map(|(name, count)| ([name.to_owned()], count)));
+    let mut one = |metric: &Metric, value: &dyn Fn(&Usage, &Traffic) -> u64| {
+        text.rows(metric, far.iter().map(|(usage, traffic)| ([], value(usage, traffic))));
+    };
+    one(&OBJECT_SENT, &|_, traffic| traffic.sent);
+    one(&OBJECT_RECEIVED, &|_, traffic| traffic.received);
+    one(&OBJECT_QUARANTINED, &|usage, _| usage.quarantined);
+    one(&OBJECT_FAILURES, &|usage, _| usage.failures);
+    one(&OBJECT_SHUT, &|_, traffic| traffic.shut.into());
+    one(&OBJECT_OPEN, &|_, traffic| traffic.open.into());
 }

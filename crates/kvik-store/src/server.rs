@@ -41,9 +41,11 @@ impl Server {
         Ok(Server { host, inbox })
     }
 
-    /// Serves nobody any more. Its blocks are gone when what was begun has ended.
+    /// Serves nobody any more. Its blocks are gone when what was begun has ended. What was put is sent to the object store
+    /// before this returns, for a time.
     pub fn stop(&self) {
         self.inbox.close();
+        self.store().far().iter().for_each(|far| far.end());
     }
 
     /// What has happened.

@@ -1,14 +1,14 @@
 //! What a store answers to whom, wherever the question came from.
 
-use crate::NamespaceId;
 use crate::figures::{Where, Whole};
 use crate::fill::Stored;
 use crate::lend::Lent;
-use crate::lending::Lender;
+use crate::lending::{Lender, Rest};
 use crate::store::{Store, check_keys};
 use crate::tenants::Known;
 use crate::wire::{Ack, MetricsPart, Put, Request, Response};
 use crate::write::Awaited;
+use crate::{BlockKey, NamespaceId};
 use kvik_core::{Code, Error, GrantId, GrantState, Result};
 use kvik_engine::{Event, Events, TransferOptions};
 use std::collections::HashMap;
@@ -122,7 +122,12 @@ impl Service {
                 self.store.namespace(namespace, &tenant, shape, &model).map(|_| Response::Opened)
             }
             Request::Put(put) => self.put(&put, came, reply),
-            Request::Get(get) => Lender::new(self, get, came).rest(reply),
+            Request::Get(get) => {
+                if let Some(mut left) = self.lend(Lender::new(self, get, came), true, reply) {
+                    reply(left.miss());
+                }
+                return;
+            }
             Request::Contains { namespace, keys } => {
                 let here = self.known(&namespace).and_then(|number| self.store.contains(number, &keys));
                 here.map(Response::Here)
@@ -130,7 +135,7 @@ impl Service {
             Request::Prefetch { namespace, keys } => self.about(&namespace, |number| {
                 check_keys(&keys)?;
                 let (mut here, until) = (0, Instant::now() + LONGEST);
-                while let (more @ 1.., _) = self.store.bring(number, &keys[here..], until)? {
+                while let (more @ 1.., _) = self.store.bring_any(number, &keys[here..], until)? {
                     here += more;
                 }
                 Ok(here)
@@ -155,9 +160,23 @@ impl Service {
         reply(response.unwrap_or_else(|error| self.failed(error)));
     }
 
-    /// Answers a get with what it was not answered with before.
-    pub fn lend(&self, get: Lender, reply: &dyn Fn(Response)) {
-        reply(get.rest(reply).unwrap_or_else(|error| self.failed(error)));
+    /// Answers a get with what it was not answered with before. Gives it back where the next block is in the object store
+    /// only, which a thread that is `far` waits for.
+    pub fn lend(&self, get: Lender, far: bool, reply: &dyn Fn(Response)) -> Option<Box<Lender>> {
+        match get.rest(far, reply) {
+            Ok(Rest::Answered(response)) => reply(response),
+            Ok(Rest::Far(left)) => return Some(left),
+            Err(error) => reply(self.failed(error)),
+        }
+        None
+    }
+
+    /// Whether a request may wait for the object store.
+    pub fn waits_far(&self, request: &Request) -> bool {
+        use Request::{ClearNamespace, ClearTenant, Prefetch, Remove};
+        let may =
+            matches!(request, Prefetch { .. } | Remove { .. } | ClearNamespace { .. } | ClearTenant { .. });
+        may && self.store.far().is_some()
     }
 
     /// Blocks are lent for a get.
@@ -189,6 +208,10 @@ impl Service {
         f(self.known(namespace)?).map(|count| Response::Done(count as u64))
     }
 
+    fn write_far_soon(&self, namespace: u16, keys: &[BlockKey]) {
+        self.store.far().iter().for_each(|far| far.write_soon(&self.store, namespace, keys));
+    }
+
     fn put(&self, put: &Put, came: Instant, reply: &dyn Fn(Response)) -> Result<Response> {
         let namespace = self.known(&put.namespace)?;
         let time = longest(put.deadline);
@@ -218,8 +241,10 @@ impl Service {
                 self.store.latencies().put[Where::Memory as usize].add(came.elapsed());
             }
             self.store.write_soon(namespace, &put.keys);
+            self.write_far_soon(namespace, &put.keys);
             return Ok(Response::Stored(stored));
         }
+        self.write_far_soon(namespace, &put.keys);
         let durable = self.store.make_durable(namespace, &put.keys, &awaited)? as u64;
         // What is not on the disk was not taken, as far as who asks for that is concerned.
         let refused = put.keys.len() as u64 - durable;

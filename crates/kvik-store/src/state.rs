@@ -16,13 +16,15 @@
 //! - A block that is pinned, filling or loading is not evicted; its slot is its own until the last of them lets go.
 //! - A block is here only while its parent is: whoever goes takes what comes after it along.
 
+mod places;
+
 use crate::figures::{Cause, Figures, OfTenant, Where};
 use crate::index::{Id, Index, Life, NO_SLAB, Node};
 use crate::policy::PolicyKind;
 use crate::share::{Share, why_full};
 use crate::slab::{Class, Slabs, Slot};
 use crate::tenants::Tenants;
-use crate::{BlockKey, Counts, Identity, Place, Shape};
+use crate::{BlockKey, Counts, Place, Shape};
 use kvik_core::Result;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -36,6 +38,14 @@ const TRIES: usize = 64;
 pub(crate) struct Filling {
     pub id: Id,
     pub slot: Slot,
+}
+
+/// What a block that was taken out was called, and where it lies below.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Gone {
+    pub key: BlockKey,
+    pub place: u64,
+    pub object: u64,
 }
 
 /// What a put finds of a key.
@@ -68,6 +78,8 @@ pub(crate) struct State {
     wanted: u64,
     /// Blocks that are to stay, by the second in which that ends.
     kept: BTreeSet<(u32, Id)>,
+    /// Places in the object store whose blocks are not known any more, until that tier takes them.
+    pub freed: Vec<Place>,
     /// Bytes of blocks that somebody reads.
     pub lent: u64,
     /// Seconds since the store began.
@@ -105,6 +117,7 @@ impl State {
             below,
             wanted: 0,
             kept: BTreeSet::new(),
+            freed: Vec::new(),
             lent: 0,
             now: 0,
         }
@@ -191,6 +204,7 @@ impl State {
         let now = self.now;
         let node = self.index.node_mut(id);
         let loaded = node.life == Life::Loading;
+        let from = if node.place != 0 { Where::Log } else { Where::Object };
         if !loaded {
             node.used_at = now;
         }
@@ -199,7 +213,7 @@ impl State {
         let bytes = self.shape(namespace).bytes();
         let of = self.figures_of(namespace);
         of.bytes_in[Where::Memory as usize] += bytes;
-        of.bytes_out[Where::Log as usize] += if loaded { bytes } else { 0 };
+        of.bytes_out[from as usize] += if loaded { bytes } else { 0 };
         true
     }
 
@@ -211,6 +225,10 @@ impl State {
             Life::Loading => {
                 self.free_slot(id);
                 self.index.node_mut(id).life = Life::Below;
+                // What it was brought from may have let go of it meanwhile.
+                if self.index.node(id).is_lost() {
+                    self.counts.dropped += self.forget(id).len() as u64;
+                }
             }
             Life::Filling => {
                 self.forget(id);
@@ -302,12 +320,6 @@ impl State {
         parent.iter().for_each(|parent| self.hold_or_release(*parent));
     }
 
-    /// Where a block lies below is known now.
-    pub fn set_place(&mut self, id: Id, place: Place) {
-        self.index.node_mut(id).place = place.0;
-        self.hold_or_release(id);
-    }
-
     /// Keeps a resident block until this second, at least: no other block makes it go. False where more than half of
     /// what its tenant may have would be kept.
     pub fn keep(&mut self, id: Id, until: u32) -> bool {
@@ -357,10 +369,11 @@ impl State {
 
     /// Takes a block out, and all that come after it: what they were called, and where they lie below. Who reads one
     /// of them goes on reading, and who is bringing one finds out at its end.
-    pub fn forget(&mut self, id: Id) -> Vec<(BlockKey, u64)> {
+    pub fn forget(&mut self, id: Id) -> Vec<Gone> {
         let family = self.index.family(id);
         let take_out = |id: Id| {
-            let Node { key, place, life, namespace, .. } = *self.index.node(id);
+            let Node { key, place, object, life, namespace, .. } = *self.index.node(id);
+            self.freed.extend((object != 0).then_some(Place(object)));
             if life == Life::Resident {
                 let share = self.share(namespace);
                 self.shares[share].policy.remove(id);
@@ -369,7 +382,7 @@ impl State {
             if matches!(life, Life::Resident | Life::Below) {
                 self.settle(id);
             }
-            (key, place)
+            Gone { key, place, object }
         };
         family.into_iter().map(take_out).collect()
     }
@@ -408,74 +421,6 @@ impl State {
             if let Some(id) = self.index.find(namespace, key) {
                 self.forget(id);
             }
-        }
-    }
-
-    // ---- below ----
-
-    /// A block was found below, at its place. False where its namespace or the block before it is not known.
-    pub fn found(&mut self, identity: &Identity, place: Place) -> bool {
-        let Some(namespace) = self.tenants.find(&identity.namespace) else { return false };
-        if self.shape(namespace) != identity.shape {
-            return false;
-        }
-        if let Some(id) = self.index.find(namespace, &identity.key) {
-            self.set_place(id, place);
-            return true;
-        }
-        let parent = match &identity.parent {
-            None => None,
-            Some(key) => match self.index.find(namespace, key) {
-                None => return false,
-                found => found,
-            },
-        };
-        let (id, now) = (self.index.add(identity.key, parent, namespace, Life::Below), self.now);
-        let node = self.index.node_mut(id);
-        (node.place, node.used_at) = (place.0, now);
-        true
-    }
-
-    /// A block was written to the tier below.
-    pub fn note_written(&mut self, id: Id, place: Place) {
-        self.set_place(id, place);
-        self.counts.written += 1;
-        let namespace = self.index.node(id).namespace;
-        let bytes = self.shape(namespace).bytes();
-        self.figures_of(namespace).bytes_in[Where::Log as usize] += bytes;
-    }
-
-    /// What a block is.
-    pub fn identity(&self, id: Id) -> Identity {
-        let node = self.index.node(id);
-        let known = self.tenants.namespace(node.namespace);
-        let parent = self.index.parent(id).map(|parent| self.index.node(parent).key);
-        Identity { key: node.key, parent, namespace: known.id, shape: known.shape }
-    }
-
-    /// The block that is known at this place below.
-    pub fn at(&self, identity: &Identity, place: Place) -> Option<Id> {
-        let namespace = self.tenants.find(&identity.namespace)?;
-        let id = self.index.find(namespace, &identity.key)?;
-        (self.index.node(id).place == place.0).then_some(id)
-    }
-
-    /// Whether a block below is worth its room: it was asked for since it was looked at last, or it is to stay. Where
-    /// half of the tier was worth it, the next one is not: there is always room to be made.
-    pub fn is_wanted_at(&mut self, identity: &Identity, place: Place) -> bool {
-        let Some(id) = self.at(identity, place) else { return false };
-        let node = self.index.node_mut(id);
-        let used = std::mem::take(&mut node.used) && self.wanted < self.below / 2;
-        let wanted = used || node.kept_until > 0;
-        self.wanted = if wanted { self.wanted + identity.shape.bytes() } else { 0 };
-        wanted
-    }
-
-    /// A block is no longer below.
-    pub fn lose_place(&mut self, id: Id) {
-        self.set_place(id, Place(0));
-        if self.index.node(id).life == Life::Below {
-            self.counts.dropped += self.forget(id).len() as u64;
         }
     }
 
@@ -525,7 +470,7 @@ impl State {
         node.life == Life::Resident
             && node.pins == 0
             && node.kept_until == 0
-            && (node.place != 0 || !index.has_children(id))
+            && (node.place != 0 || node.object != 0 || !index.has_children(id))
     }
 
     /// The next block of a share goes; the slot that it had.
@@ -562,13 +507,13 @@ impl State {
     /// The copy of a block in memory makes room for others.
     fn move_out(&mut self, id: Id) {
         self.counts.evicted += 1;
-        let Node { key, namespace, place, used_at, .. } = *self.index.node(id);
+        let Node { key, namespace, place, object, used_at, .. } = *self.index.node(id);
         let share = self.share(namespace);
         self.figures.evict(self.shares[share].deciding(), seconds(self.now, used_at));
         self.shares[share].policy.evict(id, fingerprint(&key));
         self.index.node_mut(id).life = Life::Below;
         self.free_slot(id);
-        if place == 0 {
+        if place == 0 && object == 0 {
             self.take_out(id);
             self.index.release(id);
         }

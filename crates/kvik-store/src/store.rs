@@ -1,13 +1,14 @@
 //! The store itself: what a server and an embedded store have in common. Who asks is the caller's matter.
 
-use crate::below::{Below, Blocks};
-use crate::figures::{Cause, Latencies};
+use crate::below::{Below, Blocks, Far, REMOVAL};
+use crate::figures::{Cause, Latencies, Where};
 use crate::index::{Id, Life};
 use crate::policy::PolicyKind;
 use crate::slab::Slabs;
 use crate::state::State;
 use crate::tenants::{Known, TenantOptions, Tenants};
-use crate::{BlockKey, Counts, Log, LogOptions, NamespaceId, Shape};
+use crate::tier::Tier;
+use crate::{BlockKey, Counts, Log, LogOptions, NamespaceId, ObjectOptions, Shape};
 use kvik_core::{Code, Error, Result};
 use kvik_engine::Engine;
 use std::path::PathBuf;
@@ -30,11 +31,14 @@ pub struct StoreOptions {
     pub policy: PolicyKind,
     /// Where blocks are kept over a restart. Default: nowhere.
     pub log: Option<(PathBuf, LogOptions)>,
+    /// An object store below memory and the log. Default: none.
+    pub object: Option<ObjectOptions>,
 }
 
 impl Default for StoreOptions {
     fn default() -> StoreOptions {
-        StoreOptions { memory: 1 << 30, tenants: Vec::new(), policy: PolicyKind::default(), log: None }
+        let (tenants, policy) = (Vec::new(), PolicyKind::default());
+        StoreOptions { memory: 1 << 30, tenants, policy, log: None, object: None }
     }
 }
 
@@ -49,6 +53,7 @@ struct Inner {
     blocks: Arc<Blocks>,
     began: Instant,
     below: Option<Below>,
+    far: Option<Far>,
     latencies: Arc<Latencies>,
 }
 
@@ -64,7 +69,8 @@ impl Store {
         }
         let slabs = Slabs::new(engine.clone(), options.memory);
         let tenants = Tenants::new(&options.tenants)?;
-        let below = options.log.as_ref().map_or(0, |(_, log)| log.size);
+        let far = options.object.as_ref().map_or(0, |object| object.size);
+        let below = options.log.as_ref().map_or(far, |(_, log)| log.size);
         let blocks = Arc::new(Blocks::new(State::new(slabs, tenants, options.policy, below)));
         let log = options.log.as_ref();
         let log = log.map(|(dir, options)| Log::open(dir, options.clone(), blocks.clone())).transpose()?;
@@ -76,13 +82,29 @@ impl Store {
             }
         }
         let below = log.map(Below::new);
+        // Last: what it holds is found in the background, also what the log has of it.
+        let far = options.object.as_ref().map(|object| Far::open(object.clone(), &blocks)).transpose()?;
         let (began, latencies) = (Instant::now(), Arc::new(Latencies::new()));
-        Ok(Store { inner: Arc::new(Inner { engine, blocks, began, below, latencies }) })
+        Ok(Store { inner: Arc::new(Inner { engine, blocks, began, below, far, latencies }) })
     }
 
-    /// The tier below memory, and who moves blocks to it and back.
+    /// The log below memory, and who moves blocks to it and back.
     pub fn below(&self) -> Option<&Below> {
         self.inner.below.as_ref()
+    }
+
+    /// The same of the object store.
+    pub fn far(&self) -> Option<&Far> {
+        self.inner.far.as_ref()
+    }
+
+    /// A tier below memory, if there is one.
+    pub fn tier(&self, tier: Where) -> Option<&dyn Tier> {
+        match tier {
+            Where::Memory => None,
+            Where::Log => self.below().map(|below| &below.log as &dyn Tier),
+            Where::Object => self.far().map(|far| &far.objects as &dyn Tier),
+        }
     }
 
     /// What operations took.
@@ -164,6 +186,8 @@ impl Store {
     /// As for [`Store::contains`].
     pub fn remove(&self, namespace: u16, keys: &[BlockKey]) -> Result<usize> {
         check_keys(keys)?;
+        let began = Instant::now();
+        let known = self.far().map_or(Ok(()), |far| far.know(began + REMOVAL / 2));
         let mut state = self.state();
         let found = keys.iter().filter_map(|key| state.index.find(namespace, key)).collect::<Vec<_>>();
         let mut gone = Vec::new();
@@ -176,7 +200,8 @@ impl Store {
         state.counts.removed += gone.len() as u64;
         drop(state);
         self.remove_below(&gone)?;
-        Ok(gone.len())
+        self.far().map_or(Ok(()), |far| far.remove(&gone, began + REMOVAL))?;
+        known.map(|()| gone.len())
     }
 
     /// Keeps blocks for so long, whoever else needs room; no time at all lets go of them. How many are kept, from the
@@ -201,6 +226,8 @@ impl Store {
     /// # Errors
     /// The log could not be told: after a restart they may be back.
     pub fn clear(&self, wanted: impl Fn(&Known) -> bool) -> Result<usize> {
+        let began = Instant::now();
+        let known = self.far().map_or(Ok(()), |far| far.know(began + REMOVAL / 2));
         let mut state = self.state();
         let cleared: Vec<bool> = state.tenants.namespaces().iter().map(wanted).collect();
         let all = state.tenants.namespaces().iter().zip(&cleared);
@@ -209,7 +236,8 @@ impl Store {
         state.counts.removed += gone as u64;
         drop(state);
         self.clear_below(&ids)?;
-        Ok(gone)
+        self.far().map_or(Ok(()), |far| far.clear(&ids, began + REMOVAL))?;
+        known.map(|()| gone)
     }
 
     /// What has happened, and what is here now.

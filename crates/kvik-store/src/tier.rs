@@ -68,6 +68,11 @@ pub trait TierOwner: Send + Sync {
 
     /// What was at this place is about to go. Who knows the block there knows it no longer.
     fn dropped(&self, identity: &Identity, place: Place);
+
+    /// Places whose blocks its owner has forgotten since it was last asked, for a tier that removes what nobody knows.
+    fn freed(&self) -> Vec<Place> {
+        Vec::new()
+    }
 }
 
 /// How much a tier holds, and what went wrong with it since it was opened.

@@ -1,4 +1,4 @@
-//! From memory to the tier below: what is written soon, and what a put waits for.
+//! From memory to the tiers below: what is written soon, and what a put waits for.
 //!
 //! Invariants:
 //! - A block's place is entered only once the tier has taken it, and only if the block is still the one that was written.
@@ -6,12 +6,16 @@
 //! - Who waits for blocks waits until its deadline. What a thread has begun by then ends by itself.
 
 use crate::below::{Meaning, lock};
-use crate::crew::Work;
-use crate::index::{Id, Life};
+use crate::crew::{Crew, Work};
+use crate::figures::Where;
+use crate::index::{Id, Life, Node};
+use crate::state::State;
 use crate::store::Store;
-use crate::tier::{Place, Tier};
+use crate::tier::{Identity, Place, Tier};
 use crate::{BlockKey, Entry};
 use kvik_core::{Code, Error, Result};
+use kvik_engine::PageSet;
+use kvik_host::{HugePages, Memory};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -22,8 +26,8 @@ const WAITING: (u64, u64) = (1 << 30, 16 << 20);
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Blocks that are written soon, for nobody in particular.
-#[derive(Default)]
 pub(crate) struct Soon {
+    tier: Where,
     waiting: Mutex<Waiting>,
 }
 
@@ -35,6 +39,11 @@ struct Waiting {
 }
 
 impl Soon {
+    /// Those for a tier.
+    pub fn to(tier: Where) -> Soon {
+        Soon { tier, waiting: Mutex::default() }
+    }
+
     /// Has blocks written soon, as far as there is room; how many will not be.
     fn add(&self, blocks: &[(Id, BlockKey)], each: u64, most: u64) -> u64 {
         let mut waiting = lock(&self.waiting);
@@ -48,6 +57,25 @@ impl Soon {
             waiting.blocks.push_back((block.0, block.1, each));
         }
         left
+    }
+
+    /// Has those of the blocks written soon that its tier does not have.
+    pub fn add_all(
+        self: &Arc<Soon>,
+        store: &Store,
+        writers: &Crew<Store>,
+        namespace: u16,
+        keys: &[BlockKey],
+    ) {
+        let mut state = store.state();
+        let here = |key: &BlockKey| Some((state.index.find(namespace, key)?, *key));
+        let unwritten = |(id, _): &(Id, BlockKey)| state.index.node(*id).place_in(self.tier).is_none();
+        let blocks: Vec<_> = keys.iter().filter_map(here).filter(unwritten).collect();
+        let (each, capacity) = (state.shape(namespace).bytes(), state.slabs.capacity());
+        let left = self.add(&blocks, each, (capacity / 4).clamp(WAITING.1, WAITING.0));
+        *state.counts.unwritten_to(self.tier) += left;
+        drop(state);
+        writers.offer(self.clone());
     }
 
     fn next(&self) -> Option<(Id, BlockKey)> {
@@ -76,9 +104,16 @@ impl Soon {
 impl Work<Store> for Soon {
     fn step(&self, store: &Store) {
         let Some((id, key)) = self.next() else { return };
-        if let Err(error) = store.write(id, &key, PATIENCE) {
-            store.state().counts.unwritten += 1 + self.give_up_if_closed();
-            log::warn!("block {key} stays in memory only: {error}");
+        match store.write(id, &key, self.tier, PATIENCE) {
+            // It went from memory before its turn came.
+            Ok(None) if self.tier == Where::Object => store.state().counts.object_unwritten += 1,
+            Ok(_) => {}
+            Err(error) => {
+                let left = 1 + self.give_up_if_closed();
+                *store.state().counts.unwritten_to(self.tier) += left;
+                let level = if self.tier == Where::Log { log::Level::Warn } else { log::Level::Debug };
+                log::log!(level, "block {key} does not come to the tier {}: {error}", self.tier.name());
+            }
         }
     }
 
@@ -137,7 +172,7 @@ impl Work<Store> for Awaited {
         }) else {
             return;
         };
-        let written = store.write(id, &key, self.until.saturating_duration_since(Instant::now()));
+        let written = store.write(id, &key, Where::Log, self.until.saturating_duration_since(Instant::now()));
         let mut pieces = lock(&self.pieces);
         pieces.running -= 1;
         if let Err(error) = written {
@@ -157,15 +192,9 @@ impl Work<Store> for Awaited {
 impl Store {
     /// Has blocks written soon.
     pub fn write_soon(&self, namespace: u16, keys: &[BlockKey]) {
-        let Some(below) = self.below() else { return };
-        let mut state = self.state();
-        let here = |key: &BlockKey| Some((state.index.find(namespace, key)?, *key));
-        let unwritten = |(id, _): &(Id, BlockKey)| state.index.node(*id).place == 0;
-        let blocks: Vec<_> = keys.iter().filter_map(here).filter(unwritten).collect();
-        let (each, capacity) = (state.shape(namespace).bytes(), state.slabs.capacity());
-        state.counts.unwritten += below.soon.add(&blocks, each, (capacity / 4).clamp(WAITING.1, WAITING.0));
-        drop(state);
-        below.writers.offer(below.soon.clone());
+        if let Some(below) = self.below() {
+            below.soon.add_all(self, &below.writers, namespace, keys);
+        }
     }
 
     /// Has blocks written that somebody waits for, several at once. Without a tier below nothing is.
@@ -223,67 +252,131 @@ impl Store {
                 let mut state = self.state();
                 // It may have been moved, or stored again, meanwhile.
                 if state.index.node(id).place == place.0 {
-                    state.lose_place(id);
+                    state.lose_place(id, Where::Log);
                 }
             }
         }
     }
 
-    /// Writes a block that is in memory, if it is not written yet: where it is.
-    fn write(&self, id: Id, key: &BlockKey, within: Duration) -> Result<Option<Place>> {
-        let Some(below) = self.below() else { return Ok(None) };
-        let (pages, at, entry, sum) = {
+    /// Writes a block to a tier below, if that does not have it yet: where it is there.
+    fn write(&self, id: Id, key: &BlockKey, to: Where, within: Duration) -> Result<Option<Place>> {
+        let Some(tier) = self.tier(to) else { return Ok(None) };
+        let (source, entry, sum) = {
             let mut state = self.state();
             let node = state.index.node(id).clone();
             if node.key != *key || matches!(node.life, Life::Free | Life::Leaving) {
                 return Ok(None);
             }
-            if node.place != 0 {
-                return Ok(Some(Place(node.place)));
+            if let Some(place) = node.place_in(to) {
+                return Ok(Some(place));
             }
-            let Some(slot) = state.pin(id) else { return Ok(None) };
+            let Some(source) = Source::of(&mut state, id, &node)? else { return Ok(None) };
             let known = state.tenants.namespace(node.namespace).clone();
             let meaning = Meaning::encode(&known, &state.tenants.tenant(node.namespace).name);
-            let parent = state.index.parent(id).map(|parent| state.index.node(parent).key);
-            let found = state
-                .slabs
-                .pages(slot.slab, [slot.slot].into())
-                .map(|pages| (pages, state.slabs.bytes(slot)));
+            let identity = state.identity(id);
             drop(state);
-            let entry =
-                Entry { key: *key, parent, namespace: known.id, shape: known.shape, sums: Box::default() };
-            match found.and_then(|found| below.log.declare(known.id, &meaning).map(|()| found)) {
-                Ok((pages, Some(at))) => (pages, at, entry, node.sum),
-                other => {
-                    self.state().unpin(id);
-                    return other.map(|_| None);
-                }
+            let Identity { parent, namespace, shape, .. } = identity;
+            let entry = Entry { key: *key, parent, namespace, shape, sums: Box::default() };
+            if let Err(error) = tier.declare(known.id, &meaning) {
+                source.let_go(self, id);
+                return Err(error);
             }
+            (source, entry, node.sum)
         };
-        let written = pages.sums(entry.shape.summed_layers()).and_then(|sums| {
-            let entry = Entry { sums: sums.into(), ..entry };
-            match entry.sum() == sum {
-                true => below.log.store(&entry, &at.0, at.1 as usize, within).map(Some),
-                false => Ok(None),
-            }
+        let written = source.summed(self, entry, sum).and_then(|found| match found {
+            Some((entry, memory, offset)) => tier.store(&entry, &memory, offset, within).map(Some),
+            None => Ok(None),
         });
-        let mut state = self.state();
+        source.note_end(self, (id, key), to, written)
+    }
+}
+
+/// Where the bytes of a block that is written come from.
+enum Source {
+    /// Memory, where it is pinned.
+    Memory(PageSet, Arc<Memory>, usize),
+    /// The log, since it has gone from memory.
+    Log(Identity, Place),
+}
+
+impl Source {
+    fn of(state: &mut State, id: Id, node: &Node) -> Result<Option<Source>> {
+        let Some(slot) = state.pin(id) else {
+            let below = node.life == Life::Below && node.place != 0;
+            return Ok(below.then(|| Source::Log(state.identity(id), Place(node.place))));
+        };
+        let pages = state.slabs.pages(slot.slab, [slot.slot].into());
+        match (pages, state.slabs.bytes(slot)) {
+            (Ok(pages), Some((memory, offset))) => Ok(Some(Source::Memory(pages, memory, offset as usize))),
+            (pages, _) => {
+                state.unpin(id);
+                pages.map(|_| None)
+            }
+        }
+    }
+
+    fn is_memory(&self) -> bool {
+        matches!(self, Source::Memory(..))
+    }
+
+    /// The block's entry and bytes, once they were compared with what is known of them; none where they differ, or where
+    /// the log does not have it any more.
+    fn summed(&self, store: &Store, entry: Entry, sum: u64) -> Result<Option<(Entry, Arc<Memory>, usize)>> {
+        match self {
+            Source::Memory(pages, memory, offset) => {
+                let sums = pages.sums(entry.shape.summed_layers())?;
+                let entry = Entry { sums: sums.into(), ..entry };
+                Ok((entry.sum() == sum).then(|| (entry, memory.clone(), *offset)))
+            }
+            Source::Log(identity, place) => {
+                let Some(log) = store.tier(Where::Log) else { return Ok(None) };
+                let memory = Memory::shared(entry.shape.bytes() as usize, HugePages::Never);
+                let memory = Arc::new(memory.map_err(crate::no_memory)?);
+                let sums = log.load(*place, identity, &memory, 0)?;
+                Ok(sums.map(|sums| (Entry { sums, ..entry }, memory, 0)))
+            }
+        }
+    }
+
+    fn let_go(self, store: &Store, id: Id) {
+        if self.is_memory() {
+            store.state().unpin(id);
+        }
+    }
+
+    /// Enters what became of a write.
+    fn note_end(
+        self,
+        store: &Store,
+        (id, key): (Id, &BlockKey),
+        to: Where,
+        written: Result<Option<Place>>,
+    ) -> Result<Option<Place>> {
+        let mut state = store.state();
+        let node = state.index.node(id);
+        // One that lay in the log only was not pinned: its number may be another block's by now.
+        let same = node.key == *key && !matches!(node.life, Life::Free | Life::Leaving);
         // Somebody else may have written it meanwhile: the place that is known stays, so that whoever waits for one waits
         // for that.
-        let known = Place(state.index.node(id).place);
-        let written = written.map(|place| place.map(|place| if known.0 == 0 { place } else { known }));
-        if let Ok(Some(place)) = written
-            && known.0 == 0
-            && state.index.node(id).life != Life::Leaving
-        {
-            state.note_written(id, place);
+        let known = if same { node.place_in(to) } else { None };
+        match &written {
+            Ok(Some(place)) if same && known.is_none() => state.note_written(id, to, *place),
+            Ok(Some(place)) if to == Where::Object => state.freed.push(*place),
+            _ => {}
         }
-        state.unpin(id);
-        if let Ok(None) = written {
+        let memory_only = self.is_memory();
+        drop(state);
+        self.let_go(store, id);
+        if let (Ok(None), true) = (&written, memory_only) {
             log::warn!("block {key} has changed while it lay in memory: it is taken out");
+            let mut state = store.state();
             state.counts.corrupt += 1;
             state.forget_key(key);
         }
-        written
+        if let (Ok(Some(_)), false, Some(tier), Where::Object) = (&written, same, store.tier(to), to) {
+            // It was removed while it was written: a restart is not to find it.
+            tier.remove(key, PATIENCE)?;
+        }
+        written.map(|place| place.map(|place| known.unwrap_or(place)))
     }
 }

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvik.config.cache import CACHE
+from kvik.config.object_store import OBJECT
 from kvik.config.resolve import given_values, settings, values
 from kvik.config.schema import Entry, Option
 from kvik.config.tables import CONNECTOR, EMULATOR, ENGINE, ENTRIES, ROUTER, STORE
@@ -26,6 +27,7 @@ __all__ = [
     "EMULATOR",
     "ENGINE",
     "ENTRIES",
+    "OBJECT",
     "ROUTER",
     "STORE",
     "Entry",

@@ -9,7 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 
-from kvik.config.schema import Option
+from kvik.config.schema import Entry, Option
 from kvik.config.tables import ENTRIES
 
 _HEAD = """\
@@ -32,8 +32,8 @@ def page() -> str:
 def _parts() -> Iterator[list[str]]:
     yield _HEAD.splitlines()
     for entry in ENTRIES:
-        shared = [option for option in entry.options if option.section != entry.name]
-        own = [option for option in entry.options if option.section == entry.name]
+        own = [option for option in entry.options if _is_own(entry, option)]
+        shared = [option for option in entry.options if option not in own]
         intro = f"Given directly as {entry.where}. What counts now: `kvik config {entry.name}`."
         yield ["", f"## {entry.title}", "", intro]
         if shared:
@@ -42,7 +42,13 @@ def _parts() -> Iterator[list[str]]:
             text = f"Given directly, `{name}` is {kind.accepts}."
             yield ["", *textwrap.wrap(text, 110, break_long_words=False, break_on_hyphens=False)]
         for option in own:
-            yield ["", f"### {entry.name}: `{option.name}`", "", *_option(option)]
+            yield ["", f"### {option.section}: `{option.name}`", "", *_option(option)]
+
+
+def _is_own(entry: Entry, option: Option) -> bool:
+    """Whether an option is described here: at the entry point of its section, where that takes it."""
+    home = next((one for one in ENTRIES if one.name == option.section), entry)
+    return home is entry or option not in home.options
 
 
 def _shared(shared: list[Option]) -> list[str]:

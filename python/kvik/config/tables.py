@@ -28,6 +28,7 @@ from kvik.config.kinds import (
     Urls,
     Whole,
 )
+from kvik.config.object_store import OBJECT
 from kvik.config.schema import ENGINE_SECTION, Entry, Option
 
 _LOOPBACK = "127.0.0.1"
@@ -576,7 +577,7 @@ STORE = Entry(
     ),
 )
 
-ENTRIES = (ENGINE, CONNECTOR, CACHE, ROUTER, EMULATOR, STORE)
+ENTRIES = (ENGINE, CONNECTOR, CACHE, ROUTER, EMULATOR, STORE, OBJECT)
 
 
 def entry(name: str) -> Entry:

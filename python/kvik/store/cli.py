@@ -15,7 +15,7 @@ from rich.live import Live
 
 import kvik
 from kvik import _native, logs, signals
-from kvik.config import STORE, flags
+from kvik.config import OBJECT, STORE, flags
 from kvik.stat.snapshot import Samples
 from kvik.store import scrape
 from kvik.store.figures import Figures, figures
@@ -59,12 +59,15 @@ def store() -> None:
     "is entered by the first address that it advertises, with a lease of ten seconds.",
 )
 @flags.options(STORE)
+@flags.options(OBJECT)
 def serve(etcd: str | None, **given: Any) -> None:
     """Serve a store to the engines that are admitted, until interrupted."""
+    below = {name: given.pop(name) for name in OBJECT.defaults()}
     options = flags.chosen(STORE, given)
     logs.to_stderr(options.pop("log_level"), options.pop("log_format"))
     tenants = [Tenant.parse(text) for text in options.pop("tenant") or ()]
     kept = {name: options.pop(name) for name in ("memory", "log", "log_size", "policy")}
+    kept |= flags.chosen(OBJECT, below)
     metrics = options.pop("metrics") or ()
     try:
         with kvik.Engine(name="store", **options) as engine:

@@ -50,6 +50,9 @@ class Store:
         memory: int | str = "1GiB",
         log: str | os.PathLike[str] | None = None,
         log_size: int | str = "16GiB",
+        object: str | None = None,  # noqa: A002 - the tier's name, as log is
+        object_size: int | str = "1TiB",
+        object_batch: int | str = "32MiB",
         policy: PolicyName = "selector",
         tenants: Sequence[Tenant] = (),
         tenant: str = "default",
@@ -59,12 +62,24 @@ class Store:
         namespace: what the blocks are of. layout: of the pages that are put and read: its layers, slices and
         bytes of a run are the shape of every block. memory: bytes of blocks, or text such as "1GiB", from
         1 MiB. log: a directory for blocks that outlive the process; None for none. log_size: bytes that it
-        may take there. policy: which block makes room for another one. tenants: those with a quota or with
-        regions of their own. tenant: whose blocks they are, for quotas and figures.
+        may take there. object: the address of an object store below both, such as "s3://BUCKET/PREFIX" or
+        "file:///FOLDER", which no other store has; None for none; credentials come from the environment.
+        object_size: bytes that its objects may take. object_batch: bytes of an object. policy: which block
+        makes room for another one. tenants: those with a quota or with regions of their own. tenant: whose
+        blocks they are, for quotas and figures.
 
         Raises InvalidArgument; StorageFailed where another process has the log open, or the disk refuses.
         """
-        options = StoreOptions(memory=memory, log=log, log_size=log_size, policy=policy, tenants=tenants)
+        options = StoreOptions(
+            memory=memory,
+            log=log,
+            log_size=log_size,
+            object=object,
+            object_size=object_size,
+            object_batch=object_batch,
+            policy=policy,
+            tenants=tenants,
+        )
         return cls(_native.StoreClient.embedded(engine, options), namespace, layout, tenant)
 
     @classmethod

@@ -36,7 +36,7 @@ class Times:
 
 @dataclass(frozen=True)
 class Period:
-    """What happened in a time. Of tiers: memory, log."""
+    """What happened in a time. Of tiers: memory, log, object."""
 
     seconds: float | None
     """How long it was; None: since the store began."""
@@ -69,6 +69,8 @@ class Now:
     """The policy that decides, by tenant in the same way."""
     log: dict[str, int] | None
     """Bytes, counts since the store began; None where there is no log."""
+    object: dict[str, int] | None
+    """The same of the object store."""
 
 
 @dataclass(frozen=True)
@@ -202,6 +204,10 @@ def _traffic(rise: _Rise, key: _Key) -> dict[str, dict[str, Traffic]]:
 _LOG = ("capacity_bytes", "bytes", "segments", "unsynced_bytes", "copied_bytes_total", "dropped_blocks_total",
         "unwritten_blocks_total", "syncs_total", "quarantined_records_total", "failures_total")  # fmt: skip
 
+_OBJECT = ("capacity_bytes", "bytes", "count", "unsent_bytes", "dropped_blocks_total",
+           "unwritten_blocks_total", "requests_total", "sent_bytes_total", "received_bytes_total",
+           "quarantined_records_total", "failures_total", "shut", "open")  # fmt: skip
+
 
 def _servers(before: Samples, after: Samples, up: Mapping[str, bool]) -> dict[str, Server]:
     if not up:
@@ -232,8 +238,11 @@ def _now(after: Samples) -> Now:
     def by_tenant(name: str) -> dict[str, int]:
         return {tenant: int(value) for tenant, value in after.by(name, lambda of: of["tenant"]).items()}
 
-    has_log = bool(after.by("kvik_store_log_bytes", lambda _: ""))
-    log = {name.removesuffix("_total"): int(after.total(f"kvik_store_log_{name}")) for name in _LOG}
+    def tier(name: str, figures: tuple[str, ...]) -> dict[str, int] | None:
+        if not after.by(f"kvik_store_{name}_bytes", lambda _: ""):
+            return None
+        return {of.removesuffix("_total"): int(after.total(f"kvik_store_{name}_{of}")) for of in figures}
+
     return Now(
         blocks=int(after.total("kvik_store_blocks")),
         memory_bytes=by_tenant("kvik_store_memory_bytes"),
@@ -243,5 +252,6 @@ def _now(after: Samples) -> Now:
         memory_capacity=int(after.total("kvik_store_memory_capacity_bytes")),
         lent_bytes=int(after.total("kvik_store_lent_bytes")),
         policy=dict(after.by("kvik_store_policy", lambda of: (of["tenant"], of["policy"])).keys()),
-        log=log if has_log else None,
+        log=tier("log", _LOG),
+        object=tier("object", _OBJECT),
     )

@@ -21,6 +21,9 @@ class StoreOptions:
     memory: int | str = "1GiB"
     log: str | os.PathLike[str] | None = None
     log_size: int | str = "16GiB"
+    object: str | None = None
+    object_size: int | str = "1TiB"
+    object_batch: int | str = "32MiB"
     policy: PolicyName = "selector"
     tenants: Sequence[Tenant] = ()
 

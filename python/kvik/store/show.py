@@ -99,7 +99,7 @@ _OPS = {
     "get_first": "get, first block",
     "get": "get, until read",
     "put": "put",
-    "load": "load of a block",
+    "load": "load from below",
 }
 
 
@@ -138,6 +138,16 @@ def _lines(figures: Figures) -> list[str]:
             f"segments, {log['dropped_blocks']:,} blocks dropped, {_size(log['copied_bytes'])} copied, "
             f"{log['syncs']:,} syncs, {log['failures']:,} failures"
         )
+    if now.object is not None:
+        far = now.object
+        state = "is not asked, since it did not answer" if far["shut"] else "is being looked through"
+        lines.append(
+            f"objects    {_size(far['bytes'])} of {_size(far['capacity_bytes'])} in {far['count']:,}, "
+            f"{_size(far['unsent_bytes'])} unsent, {far['requests']:,} requests, "
+            f"{far['failures']:,} failures, {far['unwritten_blocks']:,} blocks not taken"
+        )
+        if far["shut"] or not far["open"]:
+            lines.append(f"objects    the object store {state}")
     return lines + _trouble(ever)
 
 

@@ -14,15 +14,15 @@ use crate::{BlockKey, NamespaceId, Shape};
 use std::collections::HashMap;
 
 /// Bytes that a footer has for a record.
-pub(super) const LISTED: usize = 88;
+pub(crate) const LISTED: usize = 88;
 /// The most namespaces of a segment.
-pub(super) const MAX_NAMESPACES: usize = 1 << 16;
+pub(crate) const MAX_NAMESPACES: usize = 1 << 16;
 
 /// A record as a footer has it.
-pub(super) type Listed = [u8; LISTED];
+pub(crate) type Listed = [u8; LISTED];
 
 /// A record as a footer has it. `namespace` is the number of its namespace, 0 for a removal.
-pub(super) fn listed(offset: u64, what: &What, namespace: u32) -> Listed {
+pub(crate) fn listed(offset: u64, what: &What, namespace: u32) -> Listed {
     let mut out = [0; LISTED];
     out[..4].copy_from_slice(&((offset / UNIT) as u32).to_le_bytes());
     out[4] = what.kind();
@@ -44,13 +44,13 @@ pub(super) fn listed(offset: u64, what: &What, namespace: u32) -> Listed {
 }
 
 /// The offset of a listed record.
-pub(super) fn offset_of(listed: &Listed) -> u64 {
+pub(crate) fn offset_of(listed: &Listed) -> u64 {
     u64::from(u32_at(listed, 0)) * UNIT
 }
 
 /// Reads a footer, record by record.
 #[derive(Debug, Default)]
-pub(super) struct Lister {
+pub(crate) struct Lister {
     namespaces: HashMap<u32, NamespaceId>,
 }
 

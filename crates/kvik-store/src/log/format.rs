@@ -25,17 +25,17 @@ use crate::{BlockKey, NamespaceId, Shape};
 use kvik_core::{PageSum, page_sum};
 
 /// The version of this format.
-pub(super) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 /// Bytes of a segment's header, and of its trailer.
-pub(super) const EDGE: u64 = 64;
+pub(crate) const EDGE: u64 = 64;
 /// Bytes of a record's head without the sums of its body.
-pub(super) const HEAD: usize = 144;
+pub(crate) const HEAD: usize = 144;
 /// The longest head: that of a block with the most sums, rounded up to a page.
-pub(super) const MAX_HEAD: usize = 36 << 10;
+pub(crate) const MAX_HEAD: usize = 36 << 10;
 /// The longest description of a namespace.
-pub(super) const MAX_MEANING: usize = 64 << 10;
+pub(crate) const MAX_MEANING: usize = 64 << 10;
 /// What a record begins with.
-pub(super) const RECORD: [u8; 4] = *b"KREC";
+pub(crate) const RECORD: [u8; 4] = *b"KREC";
 
 const HEADER: [u8; 8] = *b"KVIKLOG\0";
 const TRAILER: [u8; 8] = *b"KVIKEND\0";
@@ -46,20 +46,20 @@ const ALIGNED: u64 = 64 << 10;
 const PAGE: u64 = 4096;
 
 /// A random number that makes the records of a segment its own.
-pub(super) type Seed = [u8; 16];
+pub(crate) type Seed = [u8; 16];
 
 /// The number at `at`; `bytes` is long enough.
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub(crate) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
 }
 
 /// As [`u32_at`], of 8 bytes.
-pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(crate) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
 
 /// As [`u32_at`], of 32 bytes.
-pub(super) fn bytes_at(bytes: &[u8], at: usize) -> [u8; 32] {
+pub(crate) fn bytes_at(bytes: &[u8], at: usize) -> [u8; 32] {
     let mut out = [0; 32];
     out.copy_from_slice(&bytes[at..at + 32]);
     out
@@ -67,7 +67,7 @@ pub(super) fn bytes_at(bytes: &[u8], at: usize) -> [u8; 32] {
 
 /// What the first bytes of a file say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Header {
+pub(crate) enum Header {
     /// A segment of this version, with its number.
     Segment(u32, Seed),
     /// A segment of a newer version.
@@ -104,7 +104,7 @@ fn seed_at(edge: &[u8], at: usize) -> Seed {
 }
 
 /// The header of a segment.
-pub(super) fn header(number: u32, seed: &Seed) -> [u8; EDGE as usize] {
+pub(crate) fn header(number: u32, seed: &Seed) -> [u8; EDGE as usize] {
     let mut edge = preamble(HEADER);
     edge[16..20].copy_from_slice(&number.to_le_bytes());
     edge[24..40].copy_from_slice(seed);
@@ -112,7 +112,7 @@ pub(super) fn header(number: u32, seed: &Seed) -> [u8; EDGE as usize] {
 }
 
 /// Reads the first bytes of a file, of which there may be less than a header has.
-pub(super) fn read_header(edge: &[u8]) -> Header {
+pub(crate) fn read_header(edge: &[u8]) -> Header {
     if edge.iter().all(|byte| *byte == 0) {
         return Header::Blank;
     }
@@ -128,7 +128,7 @@ pub(super) fn read_header(edge: &[u8]) -> Header {
 
 /// What the end of a whole segment says of its footer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Trailer {
+pub(crate) struct Trailer {
     pub number: u32,
     pub seed: Seed,
     /// Records that the footer lists.
@@ -169,7 +169,7 @@ impl Trailer {
 
 /// What a record is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+pub(crate) enum What {
     /// A block; its body is the block's bytes.
     Block(Identity),
     /// What a namespace means; its body says it.
@@ -193,24 +193,24 @@ impl What {
 }
 
 /// Whether a body of so many bytes begins at a page, with its record.
-pub(super) fn is_aligned(body: u64) -> bool {
+pub(crate) fn is_aligned(body: u64) -> bool {
     body >= ALIGNED && body.is_multiple_of(PAGE)
 }
 
 /// Bytes of the head of a record whose body has so many bytes and sums.
-pub(super) fn head_len(body: u64, sums: usize) -> usize {
+pub(crate) fn head_len(body: u64, sums: usize) -> usize {
     let len = HEAD + 8 * sums;
     if is_aligned(body) { len.next_multiple_of(PAGE as usize) } else { len }
 }
 
 /// The first offset from `offset` on at which a record with such a body begins.
-pub(super) fn start(offset: u64, body: u64) -> u64 {
+pub(crate) fn start(offset: u64, body: u64) -> u64 {
     offset.next_multiple_of(if is_aligned(body) { PAGE } else { UNIT })
 }
 
 /// A record's head, as it lies before its body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Head {
+pub(crate) struct Head {
     pub what: What,
     pub place: Place,
     /// Bytes of the body.

@@ -95,7 +95,7 @@ impl Shared {
 }
 
 /// How what was found differs from what is expected.
-fn difference(found: &What, expected: &Identity) -> Option<String> {
+pub(crate) fn difference(found: &What, expected: &Identity) -> Option<String> {
     let What::Block(found) = found else { return Some("it is no block".into()) };
     let parent = |identity: &Identity| match identity.parent {
         Some(parent) => format!("has the parent {parent}"),
@@ -115,7 +115,7 @@ fn difference(found: &What, expected: &Identity) -> Option<String> {
 }
 
 /// The first part of a block that does not have its sum.
-fn compare(
+pub(crate) fn compare(
     (memory, at, len): (&Memory, usize, usize),
     shape: &Shape,
     sums: &[u64],

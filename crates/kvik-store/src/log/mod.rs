@@ -50,13 +50,13 @@
 mod append;
 mod errors;
 mod files;
-mod footer;
-mod format;
+pub(crate) mod footer;
+pub(crate) mod format;
 mod handles;
-mod load;
+pub(crate) mod load;
 mod open;
 mod options;
-mod place;
+pub(crate) mod place;
 mod records;
 mod room;
 mod state;

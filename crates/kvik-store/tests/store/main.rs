@@ -1,6 +1,7 @@
 //! A store within a process: what goes in comes out, or nothing does.
 
 mod blocks;
+mod bucket;
 mod crash;
 mod crowd;
 mod durable;
@@ -12,6 +13,7 @@ mod identity;
 mod lent;
 mod many;
 mod meddled;
+mod objects;
 mod replayed;
 mod rig;
 mod served;

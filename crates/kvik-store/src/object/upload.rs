@@ -1,0 +1,323 @@
+//! Writing and removing objects: one task sends batches in their order, and removes what nobody wants any more.
+
+use super::batch::{self, Batch, Contents, Finished};
+use super::open::read_end;
+use super::state::{Object, QUEUED, Shared, Stage, State, count};
+use crate::log::format::{Seed, What};
+use crate::tier::{Place, TierOwner};
+use futures_util::StreamExt;
+use kvik_core::{Code, Error, Result};
+use object_store::{ObjectStoreExt, PutMode, PutOptions};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long one request that writes or removes may take.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+/// How long a tier that ends goes on sending what it has.
+pub(super) const LAST: Duration = Duration::from_secs(15);
+
+/// What is to be done next.
+enum Next {
+    Send(Finished),
+    Remove(Vec<u32>),
+    /// More than the tier may hold is there: this object goes.
+    MakeRoom(u32),
+    /// Nothing, until there is, or this time has passed.
+    Wait(Option<Duration>),
+    End,
+}
+
+impl Shared {
+    /// Opens the tier, and then sends and removes until it is closed and nothing is left to send.
+    pub async fn keep(self: Arc<Self>) {
+        if !self.open().await {
+            return;
+        }
+        loop {
+            match self.next() {
+                Next::Send(batch) => self.send(batch).await,
+                Next::Remove(numbers) => self.remove_objects(numbers).await,
+                Next::MakeRoom(number) => self.make_room(number).await,
+                Next::Wait(time) => self.rest(time).await,
+                Next::End => return,
+            }
+        }
+    }
+
+    /// Waits until there is something to do, or for this time.
+    pub async fn rest(&self, time: Option<Duration>) {
+        let woken = self.work.notified();
+        match time {
+            Some(time) => drop(tokio::time::timeout(time, woken).await),
+            None => woken.await,
+        }
+    }
+
+    fn next(&self) -> Next {
+        let freed = self.owner.freed();
+        let mut state = self.state();
+        state.free(&freed);
+        let due = state.batch.as_ref().map(|batch| self.options.flush.saturating_sub(batch.since.elapsed()));
+        if state.whole.is_empty() && (state.send_now || state.closed || due.is_some_and(|due| due.is_zero()))
+        {
+            self.seal(&mut state);
+        }
+        if state.taken_over || (state.closed && state.whole.is_empty()) {
+            return if state.closed { Next::End } else { Next::Wait(None) };
+        }
+        if let Some(left) = self.breaker.closed_for() {
+            return if state.closed { Next::End } else { Next::Wait(Some(left)) };
+        }
+        if let Some(first) = state.whole.front() {
+            return Next::Send(first.clone());
+        }
+        let idle = state.idle();
+        if !idle.is_empty() {
+            return Next::Remove(idle);
+        }
+        match state.objects.first_key_value() {
+            Some((number, _)) if state.bytes > self.options.size => Next::MakeRoom(*number),
+            _ => Next::Wait(due),
+        }
+    }
+
+    /// Nothing more goes into the batch that is being filled.
+    pub fn seal(&self, state: &mut State) {
+        state.send_now = false;
+        let batch = state.batch.take();
+        state.whole.extend(batch.map(|batch| batch.finish(|id| self.meaning(id))));
+    }
+
+    /// Sees to it that there is a batch that takes the next record, of so many bytes.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded` where too much waits to be sent; `StorageFailed` where nothing can be written.
+    pub fn prepare(&self, state: &mut State, more: u64) -> Result<()> {
+        self.check_writable(state)?;
+        let full = |batch: &Batch| batch.bytes.len() as u64 + more > self.options.batch;
+        if state.batch.as_ref().is_some_and(full) {
+            self.seal(state);
+        }
+        if state.batch.is_none() {
+            if state.stage == Stage::Listing || state.whole.len() >= QUEUED {
+                let text = format!("the object store at {} takes no more at present", self.name);
+                return Err(Error::new(Code::DeadlineExceeded, text));
+            }
+            let number = state.next_number;
+            state.next_number = number.checked_add(1).ok_or_else(|| {
+                let text =
+                    format!("{} has used up the numbers of its objects: take another prefix", self.name);
+                Error::new(Code::StorageFull, text)
+            })?;
+            let mut seed = Seed::default();
+            getrandom::fill(&mut seed).map_err(|error| Error::new(Code::StorageFailed, error.to_string()))?;
+            state.batch = Some(Batch::new(number, seed, self.options.batch));
+            self.work.notify_one();
+        }
+        Ok(())
+    }
+
+    async fn send(&self, batch: Finished) {
+        if !self.breaker.admit() {
+            return;
+        }
+        let still = self.is_still_ours().await;
+        let sent = match still {
+            Ok(true) => self.put(&batch).await,
+            Ok(false) => {
+                self.lose_prefix();
+                return;
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = sent {
+            // It stays where it is, and is tried again.
+            log::debug!("{error}");
+            return;
+        }
+        self.breaker.answered();
+        let Finished { number, seed, blocks, removals, bytes } = batch;
+        let size = bytes.len() as u64;
+        let mut state = self.state();
+        state.whole.retain(|whole| whole.number != number);
+        let live = blocks.saturating_sub(state.freed.remove(&number).unwrap_or_default());
+        state.objects.insert(number, Object { seed, size, live, removals });
+        state.bytes += size;
+        drop(state);
+        self.progress.notify_all();
+    }
+
+    /// Whether no other server has taken the prefix.
+    async fn is_still_ours(&self) -> Result<bool> {
+        count(&self.counters.gets, 1);
+        let path = self.owner_path();
+        let read = async { self.store.get(&path).await?.bytes().await };
+        match tokio::time::timeout(LIMIT, read).await {
+            Ok(Ok(bytes)) => Ok(bytes[..] == self.id[..]),
+            // Whoever cleared the bucket has not taken it.
+            Ok(Err(object_store::Error::NotFound { .. })) => self.claim().await.map(|()| true),
+            Ok(Err(error)) => Err(self.failed("reading who has the prefix", &error)),
+            Err(late) => Err(self.failed("reading who has the prefix", &late)),
+        }
+    }
+
+    /// Takes the prefix.
+    ///
+    /// # Errors
+    /// `StorageFailed`.
+    pub async fn claim(&self) -> Result<()> {
+        count(&self.counters.puts, 1);
+        let (path, id) = (self.owner_path(), bytes::Bytes::copy_from_slice(&self.id));
+        match tokio::time::timeout(LIMIT, self.store.put(&path, id.into())).await {
+            Ok(Ok(_)) => Ok(()),
+            Ok(Err(error)) => Err(self.failed("taking the prefix", &error)),
+            Err(late) => Err(self.failed("taking the prefix", &late)),
+        }
+    }
+
+    async fn put(&self, batch: &Finished) -> Result<()> {
+        let path = self.path(batch.number);
+        let mut mode = PutMode::Create;
+        loop {
+            count(&self.counters.puts, 1);
+            let options = PutOptions { mode: mode.clone(), ..PutOptions::default() };
+            let sending = self.store.put_opts(&path, batch.bytes.clone().into(), options);
+            match tokio::time::timeout(LIMIT, sending).await {
+                Ok(Ok(_)) => {
+                    count(&self.counters.sent, batch.bytes.len() as u64);
+                    return Ok(());
+                }
+                // An earlier attempt whose answer was lost, or another server: the latter is found by what it wrote.
+                Ok(Err(object_store::Error::AlreadyExists { .. })) => {
+                    return match read_end(self, batch.number, batch.bytes.len() as u64).await {
+                        Ok(batch::Read::Contents(Contents { seed, .. })) if seed == batch.seed => Ok(()),
+                        Ok(_) => {
+                            self.lose_prefix();
+                            Err(Error::new(Code::StorageFailed, "another server has written under this name"))
+                        }
+                        Err(error) => Err(error),
+                    };
+                }
+                Ok(Err(
+                    object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. },
+                )) if !matches!(mode, PutMode::Overwrite) => mode = PutMode::Overwrite,
+                Ok(Err(error)) => return Err(self.failed("writing an object", &error)),
+                Err(late) => return Err(self.failed("writing an object", &late)),
+            }
+        }
+    }
+
+    /// Another server has the prefix: what was not stored here will not be.
+    fn lose_prefix(&self) {
+        log::error!(
+            "another server has taken over {}: this one writes nothing there any more. Give each server a prefix of its \
+             own, and start this one again",
+            self.name
+        );
+        self.state().taken_over = true;
+        self.give_up();
+    }
+
+    /// What was not sent will not be: its owner knows it no longer.
+    pub fn give_up(&self) {
+        let mut state = self.state();
+        self.seal(&mut state);
+        let whole = std::mem::take(&mut state.whole);
+        state.given_up.extend(whole.iter().map(|batch| batch.number));
+        drop(state);
+        self.progress.notify_all();
+        for Finished { number, bytes, .. } in whole {
+            if let batch::Read::Contents(contents) = batch::read(number, bytes.len() as u64, &bytes) {
+                tell_dropped(&*self.owner, &contents);
+            }
+        }
+    }
+
+    async fn remove_objects(&self, numbers: Vec<u32>) {
+        if !self.breaker.admit() {
+            return;
+        }
+        let paths: Vec<_> = numbers.iter().map(|number| Ok(self.path(*number))).collect();
+        count(&self.counters.deletes, numbers.len() as u64);
+        let removing = self.store.delete_stream(futures_util::stream::iter(paths).boxed());
+        let outcomes = tokio::time::timeout(LIMIT, removing.collect::<Vec<_>>()).await;
+        let failed = match outcomes {
+            Ok(outcomes) => outcomes.into_iter().find_map(|outcome| match outcome {
+                Err(object_store::Error::NotFound { .. }) | Ok(_) => None,
+                Err(error) => Some(self.failed("removing an object", &error)),
+            }),
+            Err(late) => Some(self.failed("removing objects", &late)),
+        };
+        if failed.is_some() {
+            // Removing what is gone is harmless: all are tried again.
+            return;
+        }
+        self.breaker.answered();
+        let mut state = self.state();
+        for number in numbers {
+            let removed = state.objects.remove(&number).map_or(0, |object| object.size);
+            state.bytes = state.bytes.saturating_sub(removed);
+        }
+    }
+
+    /// The oldest object goes, with the blocks that are in it.
+    async fn make_room(&self, number: u32) {
+        let Some(size) = self.state().objects.get(&number).map(|object| object.size) else { return };
+        if !self.breaker.admit() {
+            return;
+        }
+        match read_end(self, number, size).await {
+            Ok(batch::Read::Contents(contents)) => {
+                self.breaker.answered();
+                count(&self.counters.dropped, tell_dropped(&*self.owner, &contents));
+            }
+            // What is in it is found missing when it is asked for.
+            Ok(_) => {}
+            Err(error) => {
+                log::debug!("{error}");
+                return;
+            }
+        }
+        let freed = self.owner.freed();
+        let mut state = self.state();
+        state.free(&freed);
+        if let Some(object) = state.objects.get_mut(&number) {
+            object.live = 0;
+        }
+    }
+
+    /// Waits until all that is named is stored.
+    ///
+    /// # Errors
+    /// `DeadlineExceeded`; `StorageFailed` where some of it will not be.
+    pub fn stored(&self, places: &[Place], by: Instant) -> Result<()> {
+        let mut state = self.state();
+        for place in places {
+            let number = crate::log::place::position(*place).0;
+            while state.is_unsent(number) {
+                if state.batch.as_ref().is_some_and(|batch| batch.number == number) {
+                    state.send_now = true;
+                }
+                self.work.notify_one();
+                state = self.wait(state, by, "what was given to it is not stored yet")?;
+            }
+            if state.given_up.contains(&number) {
+                let text = format!("the object store at {} was given up before all was stored", self.name);
+                return Err(Error::new(Code::StorageFailed, text));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Tells the owner that all blocks of an object are gone; how many there were.
+fn tell_dropped(owner: &dyn TierOwner, contents: &Contents) -> u64 {
+    let mut blocks = 0;
+    for (place, what) in &contents.records {
+        if let What::Block(identity) = what {
+            owner.dropped(identity, *place);
+            blocks += 1;
+        }
+    }
+    blocks
+}

@@ -1,0 +1,93 @@
+//! Where blocks lie below memory: in the log, in the object store, or in both.
+
+use super::State;
+use crate::figures::Where;
+use crate::index::{Id, Life};
+use crate::{Identity, Place};
+
+impl State {
+    /// Where a block lies in a tier below is known now; place 0 is nowhere.
+    pub fn set_place(&mut self, id: Id, tier: Where, place: Place) {
+        let before = std::mem::replace(self.index.node_mut(id).place_mut(tier), place.0);
+        if tier == Where::Object && before != 0 {
+            self.freed.push(Place(before));
+        }
+        self.hold_or_release(id);
+    }
+
+    /// A block was found in a tier, at its place. False where its namespace or the block before it is not known.
+    ///
+    /// The object store is looked through while blocks are stored in it: those have the higher places, which stay.
+    pub fn found(&mut self, identity: &Identity, tier: Where, place: Place) -> bool {
+        let Some(namespace) = self.tenants.find(&identity.namespace) else { return false };
+        if self.shape(namespace) != identity.shape {
+            return false;
+        }
+        if let Some(id) = self.index.find(namespace, &identity.key) {
+            if tier == Where::Object && self.index.node(id).object > place.0 {
+                self.freed.push(place);
+            } else {
+                self.set_place(id, tier, place);
+            }
+            return true;
+        }
+        let parent = match &identity.parent {
+            None => None,
+            Some(key) => match self.index.find(namespace, key) {
+                None => return false,
+                found => found,
+            },
+        };
+        let (id, now) = (self.index.add(identity.key, parent, namespace, Life::Below), self.now);
+        let node = self.index.node_mut(id);
+        (*node.place_mut(tier), node.used_at) = (place.0, now);
+        parent.iter().for_each(|parent| self.hold_or_release(*parent));
+        true
+    }
+
+    /// A block was written to a tier below.
+    pub fn note_written(&mut self, id: Id, tier: Where, place: Place) {
+        self.set_place(id, tier, place);
+        match tier {
+            Where::Object => self.counts.object_written += 1,
+            _ => self.counts.written += 1,
+        }
+        let namespace = self.index.node(id).namespace;
+        let bytes = self.shape(namespace).bytes();
+        self.figures_of(namespace).bytes_in[tier as usize] += bytes;
+    }
+
+    /// What a block is.
+    pub fn identity(&self, id: Id) -> Identity {
+        let node = self.index.node(id);
+        let known = self.tenants.namespace(node.namespace);
+        let parent = self.index.parent(id).map(|parent| self.index.node(parent).key);
+        Identity { key: node.key, parent, namespace: known.id, shape: known.shape }
+    }
+
+    /// The block that is known at this place of a tier.
+    pub fn at(&self, identity: &Identity, tier: Where, place: Place) -> Option<Id> {
+        let namespace = self.tenants.find(&identity.namespace)?;
+        let id = self.index.find(namespace, &identity.key)?;
+        (self.index.node(id).place_in(tier) == Some(place)).then_some(id)
+    }
+
+    /// Whether a block in the log is worth its room: it was asked for since it was looked at last, or it is to stay.
+    /// Where half of the log was worth it, the next one is not: there is always room to be made.
+    pub fn is_wanted_at(&mut self, identity: &Identity, place: Place) -> bool {
+        let Some(id) = self.at(identity, Where::Log, place) else { return false };
+        let node = self.index.node_mut(id);
+        let used = std::mem::take(&mut node.used) && self.wanted < self.below / 2;
+        let wanted = used || node.kept_until > 0;
+        self.wanted = if wanted { self.wanted + identity.shape.bytes() } else { 0 };
+        wanted
+    }
+
+    /// A block is no longer in a tier below; where no other one has it, it is gone.
+    pub fn lose_place(&mut self, id: Id, tier: Where) {
+        self.set_place(id, tier, Place(0));
+        if self.index.node(id).is_lost() {
+            self.counts.dropped += self.forget(id).len() as u64;
+        }
+    }
+}

@@ -1,0 +1,313 @@
+//! A store with an object store below: what goes from memory and the log comes back from there, also after a restart;
+//! and whatever that store gives, no block is another one.
+
+use crate::bucket::{Bucket, Meddling};
+use crate::rig::*;
+use kvik_store::{LogOptions, ObjectOptions, StoreOptions};
+use object_store::ObjectStoreExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+const MEMORY: u64 = 1 << 20;
+/// Of four blocks each: three times what memory has room for.
+const PROMPTS: u32 = 60;
+
+fn prompt(number: u32) -> [u32; 4] {
+    [number, number + 1000, number + 2000, number + 3000]
+}
+
+/// Small objects that are sent at once, so that there are many.
+fn small(bucket: &Arc<Bucket>) -> ObjectOptions {
+    let all = ObjectOptions::new(kvik_store::Bucket::Store(bucket.clone(), "kv/a".into()), 64 << 20);
+    ObjectOptions { batch: 128 << 10, flush: Duration::from_millis(20), ..all }
+}
+
+fn rig_with(object: ObjectOptions, log: Option<&Path>) -> Rig {
+    let log = log.map(|folder| (folder.to_owned(), LogOptions::new(512 << 10)));
+    Rig::with(StoreOptions { memory: MEMORY, log, object: Some(object), ..StoreOptions::default() })
+}
+
+fn value(rig: &Rig, name: &str) -> u64 {
+    let (text, name) = (rig.client.metrics().unwrap(), format!("kvik_store_object_{name} "));
+    text.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |value| value.parse().unwrap())
+}
+
+/// Waits until all that was gathered is in the object store.
+fn sent(rig: &Rig) {
+    becomes(|| value(rig, "unsent_bytes") == 0);
+}
+
+/// Puts prompts, each of which is gathered before the next one comes.
+fn put_all(rig: &Rig, prompts: std::ops::Range<u32>) {
+    for number in prompts {
+        let before = rig.client.stat().unwrap().object_written;
+        let stored = rig.put(&prompt(number)).stored;
+        assert_eq!(stored, 4);
+        becomes(|| rig.client.stat().unwrap().object_written == before + 4);
+    }
+    sent(rig);
+}
+
+fn opened(rig: &Rig) {
+    becomes(|| value(rig, "open") == 1);
+}
+
+/// How many blocks of all prompts are there; each that is was compared.
+fn there(rig: &Rig) -> usize {
+    (0..PROMPTS).map(|number| rig.get(&prompt(number))).sum()
+}
+
+#[test]
+fn what_goes_from_memory_comes_back_also_after_a_restart() {
+    let bucket = Bucket::new();
+    {
+        let rig = rig_with(small(&bucket), None);
+        put_all(&rig, 0..PROMPTS);
+        let counts = rig.client.stat().unwrap();
+        assert!(counts.evicted > 100, "{counts:?}");
+        assert_eq!(there(&rig), 4 * PROMPTS as usize);
+        let counts = rig.client.stat().unwrap();
+        assert!(counts.object_loaded > 100, "{counts:?}");
+        // Those of a prompt lie together, and come by one request.
+        let requests = bucket.reads.load(Ordering::Relaxed);
+        println!("{} blocks by {requests} reads", counts.object_loaded);
+        assert_eq!(rig.client.stat().unwrap().misses, 0);
+    }
+    let rig = rig_with(small(&bucket), None);
+    opened(&rig);
+    assert_eq!(rig.client.stat().unwrap().blocks, 4 * u64::from(PROMPTS));
+    assert_eq!(rig.client.stat().unwrap().memory_bytes, 0);
+    assert_eq!(rig.space.prefetch(&rig.keys(&prompt(7))).unwrap(), 4);
+    assert_eq!(there(&rig), 4 * PROMPTS as usize);
+    assert_eq!((rig.client.stat().unwrap().corrupt, rig.client.stat().unwrap().misses), (0, 0));
+}
+
+#[test]
+fn what_goes_from_the_log_too_comes_back() {
+    let (bucket, folder) = (Bucket::new(), Folder::new("object-log"));
+    {
+        let rig = rig_with(small(&bucket), Some(&folder.0));
+        put_all(&rig, 0..PROMPTS);
+        becomes(|| rig.client.stat().unwrap().written >= 100);
+        assert_eq!(there(&rig), 4 * PROMPTS as usize);
+        let counts = rig.client.stat().unwrap();
+        assert!(counts.object_loaded > 0 && counts.loaded > 0, "{counts:?}");
+    }
+    // With what is left of the log, and without it.
+    for log in [Some(&*folder.0), None] {
+        let rig = rig_with(small(&bucket), log);
+        opened(&rig);
+        assert_eq!(there(&rig), 4 * PROMPTS as usize, "with the log {log:?}");
+    }
+}
+
+#[test]
+fn what_was_removed_is_gone_after_a_restart_too() {
+    let bucket = Bucket::new();
+    let other = namespace("other");
+    {
+        let rig = rig_with(small(&bucket), None);
+        put_all(&rig, 0..4);
+        assert_eq!(rig.space.remove(&rig.keys(&prompt(1))[1..2]).unwrap(), 3);
+        assert_eq!(rig.get(&prompt(1)), 1);
+        let space = rig.client.open("two", &other, shape()).unwrap();
+        put(&space, &rig.pages, None, &keys(&other, &prompt(1)));
+        becomes(|| rig.client.stat().unwrap().object_written == 20);
+        assert_eq!(space.clear().unwrap(), 4);
+        // Put again, it is there again.
+        put(&space, &rig.pages, None, &keys(&other, &prompt(2)));
+        becomes(|| rig.client.stat().unwrap().object_written == 24);
+        sent(&rig);
+    }
+    let rig = rig_with(small(&bucket), None);
+    opened(&rig);
+    let left: Vec<usize> = (0..4).map(|number| rig.get(&prompt(number))).collect();
+    assert_eq!(left, [4, 1, 4, 4]);
+    let space = rig.client.open("two", &other, shape()).unwrap();
+    assert_eq!(get(&space, &rig.pages, &keys(&other, &prompt(1))), 0);
+    assert_eq!(get(&space, &rig.pages, &keys(&other, &prompt(2))), 4);
+}
+
+#[test]
+fn objects_of_which_nothing_is_left_go() {
+    let bucket = Bucket::new();
+    let rig = rig_with(small(&bucket), None);
+    put_all(&rig, 0..PROMPTS);
+    let before = bucket.objects().len();
+    assert!(before >= 20, "{before} objects");
+    for number in 0..PROMPTS {
+        assert_eq!(rig.space.remove(&rig.keys(&prompt(number))[..1]).unwrap(), 4);
+    }
+    becomes(|| bucket.objects().len() <= 2);
+    drop(rig);
+    let rig = rig_with(small(&bucket), None);
+    opened(&rig);
+    assert_eq!((rig.client.stat().unwrap().blocks, there(&rig)), (0, 0));
+}
+
+#[test]
+fn it_takes_no_more_than_it_may() {
+    let bucket = Bucket::new();
+    let rig = rig_with(ObjectOptions { size: 1 << 20, ..small(&bucket) }, None);
+    put_all(&rig, 0..PROMPTS);
+    becomes(|| value(&rig, "bytes") <= 1 << 20 && rig.client.stat().unwrap().dropped > 0);
+    assert!(there(&rig) < 4 * PROMPTS as usize);
+    // The youngest are those that stay.
+    assert_eq!(rig.get(&prompt(PROMPTS - 1)), 4);
+    assert_eq!(rig.client.stat().unwrap().corrupt, 0);
+}
+
+/// Nothing of memory, which would answer for the object store.
+fn forgotten(bucket: &Arc<Bucket>, object: ObjectOptions) -> Rig {
+    {
+        let rig = rig_with(small(bucket), None);
+        put_all(&rig, 0..PROMPTS);
+    }
+    let rig = rig_with(object, None);
+    opened(&rig);
+    rig
+}
+
+#[test]
+fn a_store_that_lies_gives_misses_and_never_other_bytes() {
+    for meddling in [Meddling::Truncates, Meddling::Swaps, Meddling::Flips] {
+        let bucket = Bucket::new();
+        let rig = forgotten(&bucket, small(&bucket));
+        bucket.set(meddling);
+        // `get` compares every byte of what it is given. Of a run that is cut short the first blocks may be whole.
+        let found = there(&rig);
+        let (counts, damaged) = (rig.client.stat().unwrap(), value(&rig, "quarantined_records_total"));
+        println!("{meddling:?}: {found} blocks found, {damaged} damaged");
+        assert!(found < 4 * PROMPTS as usize && damaged > 0, "{meddling:?}");
+        assert!(meddling == Meddling::Truncates || found == 0, "{meddling:?}: {found}");
+        assert_eq!(counts.hits, found as u64);
+        // A get ends with the first block that is missing, and those behind it are entered a moment later.
+        becomes(|| rig.client.stat().unwrap().corrupt == value(&rig, "quarantined_records_total"));
+        assert_eq!(counts.misses, 4 * u64::from(PROMPTS) - found as u64);
+        // The store goes on, and takes them again.
+        bucket.set(Meddling::None);
+        put(&rig.space, &rig.pages, None, &rig.keys(&prompt(1)));
+        assert_eq!(rig.get(&prompt(1)), 4);
+    }
+}
+
+#[test]
+fn an_object_that_was_changed_or_cut_is_not_used_after_a_restart() {
+    let bucket = Bucket::new();
+    {
+        let rig = rig_with(small(&bucket), None);
+        put_all(&rig, 0..PROMPTS);
+    }
+    let names = bucket.objects();
+    for (at, name) in names.iter().enumerate() {
+        let stored = |bytes: Vec<u8>| {
+            let put = bucket.inner.put(name, bytes.into());
+            futures_util::FutureExt::now_or_never(put).unwrap().unwrap();
+        };
+        let read = async { bucket.inner.get(name).await.unwrap().bytes().await.unwrap() };
+        let mut bytes = futures_util::FutureExt::now_or_never(read).unwrap().to_vec();
+        let last = bytes.len() - 1;
+        match at % 3 {
+            0 => stored(bytes[..last / 2].to_vec()),
+            1 => {
+                bytes[last] ^= 1;
+                stored(bytes);
+            }
+            _ => {}
+        }
+    }
+    let rig = rig_with(small(&bucket), None);
+    opened(&rig);
+    let (found, damaged) = (there(&rig), value(&rig, "quarantined_records_total"));
+    println!("{found} blocks of {} objects, {damaged} of them damaged", names.len());
+    assert_eq!(damaged as usize, names.len().div_ceil(3) + (names.len() + 1) / 3);
+    assert!(found > 0 && found < 4 * PROMPTS as usize);
+    assert_eq!(rig.client.stat().unwrap().corrupt, 0);
+}
+
+#[test]
+fn a_store_that_fails_is_left_alone_and_met_again() {
+    let bucket = Bucket::new();
+    let rig = forgotten(&bucket, small(&bucket));
+    bucket.set(Meddling::Fails);
+    let found = there(&rig);
+    assert_eq!((found, value(&rig, "shut")), (0, 1));
+    let asked = bucket.reads.load(Ordering::Relaxed);
+    assert!(asked < 100, "{asked} reads of a store that fails");
+    // Memory goes on, and so do puts.
+    assert_eq!(rig.put(&prompt(500)).stored, 4);
+    assert_eq!(rig.get(&prompt(500)), 4);
+    bucket.set(Meddling::None);
+    becomes(|| rig.get(&prompt(3)) == 4);
+    assert_eq!(there(&rig), 4 * PROMPTS as usize);
+    assert_eq!(rig.client.stat().unwrap().corrupt, 0);
+    sent(&rig);
+}
+
+#[test]
+fn a_store_that_hangs_keeps_nobody_from_what_is_in_memory() {
+    let bucket = Bucket::new();
+    let rig = forgotten(&bucket, ObjectOptions { patience: Duration::from_secs(600), ..small(&bucket) });
+    rig.put(&prompt(500));
+    bucket.set(Meddling::Hangs);
+    let over = AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        // More of them than the store has threads for requests. A few wait; for the others there is no room to bring them.
+        let waiting: Vec<_> = (0..24)
+            .map(|number| {
+                let (space, pages) = (&rig.space, Pages::new(&rig.engine, 4, shape()));
+                let (keys, over) = (rig.keys(&prompt(number)), &over);
+                scope.spawn(move || {
+                    let limit = Some(Duration::from_secs(15));
+                    let got = space.get(&keys, &pages.set(&[0, 1, 2, 3]), limit).unwrap().wait();
+                    over.fetch_add(1, Ordering::Relaxed);
+                    got
+                })
+            })
+            .collect();
+        becomes(|| bucket.reads.load(Ordering::Relaxed) > 0);
+        for _ in 0..20 {
+            assert_eq!(rig.get(&prompt(500)), 4);
+        }
+        assert!(over.load(Ordering::Relaxed) < 24, "some were to be still on their way");
+        let got: Vec<_> = waiting.into_iter().map(|one| one.join().unwrap()).collect();
+        assert!(got.iter().all(|got| matches!(got, Ok(0))), "a miss each, by its deadline: {got:?}");
+    });
+}
+
+#[test]
+fn a_dead_store_keeps_no_server_from_starting() {
+    for meddling in [Meddling::Fails, Meddling::Hangs] {
+        let bucket = Bucket::new();
+        bucket.set(meddling);
+        let rig = rig_with(small(&bucket), None);
+        assert_eq!((rig.put(&prompt(1)).stored, rig.get(&prompt(1)), value(&rig, "open")), (4, 4, 0));
+        let error = rig.space.remove(&rig.keys(&prompt(1))).expect_err("it may be in the object store");
+        assert_eq!(error.code, kvik_core::Code::DeadlineExceeded, "{error}");
+        assert_eq!(rig.get(&prompt(1)), 0);
+        bucket.set(Meddling::None);
+        if meddling == Meddling::Fails {
+            opened(&rig);
+            put_all(&rig, 1..2);
+        }
+    }
+}
+
+#[test]
+fn who_comes_last_has_the_prefix() {
+    let bucket = Bucket::new();
+    let first = rig_with(small(&bucket), None);
+    put_all(&first, 0..4);
+    let second = rig_with(small(&bucket), None);
+    opened(&second);
+    let before = bucket.objects();
+    // It notices before it writes, and serves what it has.
+    first.put(&prompt(100));
+    becomes(|| value(&first, "unsent_bytes") == 0 && first.client.stat().unwrap().object_written >= 20);
+    assert_eq!(bucket.objects(), before);
+    assert_eq!((first.get(&prompt(100)), first.get(&prompt(2))), (4, 4));
+    put_all(&second, 200..210);
+    assert_eq!((second.get(&prompt(2)), second.get(&prompt(205)), second.get(&prompt(100))), (4, 4, 0));
+}
