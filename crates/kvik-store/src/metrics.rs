@@ -81,7 +81,7 @@ metrics_table! {
         "Bytes that the objects in the object store may take.";
     OBJECT_BYTES Gauge "kvik_store_object_bytes" []
         "Bytes that they take, with blocks that nobody wants any more in objects that others want.";
-    OBJECTS Gauge "kvik_store_object_count" []
+    OBJECTS Gauge "kvik_store_objects" []
         "Objects in the object store.";
     OBJECT_UNSENT Gauge "kvik_store_object_unsent_bytes" []
         "Bytes that were gathered for the object store and are not there yet.";
