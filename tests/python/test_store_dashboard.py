@@ -30,8 +30,8 @@ CONFIG = ROOT / "deploy" / "prometheus" / "prometheus.yml"
 LIMIT = 45.0
 OLD = 20  # turns after which a prompt has left the log
 METRIC = re.compile(r"kvik_store_\w+")
-# Not brought about: a disk or an object store that fails, is slow or full, bytes that change, a put that meets another
-# one.
+# Not brought about: a disk or an object store that fails, is slow or full, bytes that change, a put that
+# meets another one.
 NEVER = {
     "corrupt_blocks", "shared_waits", "log_failures", "log_quarantined_records", "log_unwritten_blocks",
     "object_failures", "object_quarantined_records", "object_unwritten_blocks", "object_dropped_blocks",
