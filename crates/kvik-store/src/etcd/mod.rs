@@ -3,7 +3,6 @@
 //! A server has a lease, and a key `PREFIX/HOST:PORT` that goes with it. It is no part of a put or a get: where etcd is away,
 //! clients go on with the servers that they know, and servers enter themselves again when it is back.
 
-mod base64;
 mod http;
 mod register;
 
@@ -11,6 +10,8 @@ pub use register::Registration;
 
 use crate::address::host_and_port;
 use crate::cluster::Following;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use http::{Answer, is_silence};
 use kvik_core::{Code, Error, Result};
 use serde_json::{Value, json};
@@ -71,7 +72,7 @@ impl Etcd {
         let revision = number(&answer["header"]["revision"]).unwrap_or(0);
         let mut names = Vec::new();
         for one in answer["kvs"].as_array().into_iter().flatten() {
-            let key = one["key"].as_str().and_then(base64::decode).unwrap_or_default();
+            let key = one["key"].as_str().and_then(|text| STANDARD.decode(text).ok()).unwrap_or_default();
             let name = String::from_utf8_lossy(&key);
             let name = name.strip_prefix(&self.prefix).unwrap_or(&name);
             match host_and_port(name) {
@@ -117,7 +118,7 @@ impl Etcd {
     fn range(&self) -> Value {
         // All keys with the prefix: up to the one that its last byte, a slash, is followed by.
         let end = format!("{}0", self.prefix.trim_end_matches('/'));
-        json!({ "key": base64::encode(self.prefix.as_bytes()), "range_end": base64::encode(end.as_bytes()) })
+        json!({ "key": STANDARD.encode(&self.prefix), "range_end": STANDARD.encode(end) })
     }
 
     fn send(&self, path: &str, request: &str) -> Result<Answer> {
@@ -161,7 +162,7 @@ mod tests {
         let etcd = Etcd::parse("http://127.0.0.1:2379/kvik/store").unwrap();
         assert_eq!(etcd.to_string(), "etcd at http://127.0.0.1:2379/kvik/store");
         let range = etcd.range();
-        assert_eq!(range["range_end"], base64::encode(b"kvik/store0"));
+        assert_eq!(range["range_end"], STANDARD.encode("kvik/store0"));
         for wrong in ["https://a:1/b", "http://a:1", "http://a:1/", "http://a/b", "a:1/b"] {
             assert_eq!(Etcd::parse(wrong).unwrap_err().code, Code::InvalidArgument, "{wrong}");
         }

@@ -1,9 +1,11 @@
 //! A server that enters itself in etcd, and stays entered.
 
-use super::{Etcd, base64, number};
+use super::{Etcd, number};
 use crate::address::host_and_port;
 use crate::cluster::Following;
 use crate::no_thread;
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use serde_json::{Value, json};
@@ -95,9 +97,8 @@ fn kept(etcd: &Etcd, address: &str, lease: &mut Option<u64>) -> Result<bool> {
         let said: String = answer.to_string().chars().take(200).collect();
         Error::new(Code::ProtocolError, format!("{etcd} gives no lease: {said}"))
     })?;
-    let key = base64::encode(format!("{}{address}", etcd.prefix).as_bytes());
-    let entry: Value =
-        json!({ "key": key, "value": base64::encode(address.as_bytes()), "lease": id.to_string() });
+    let key = STANDARD.encode(format!("{}{address}", etcd.prefix));
+    let entry: Value = json!({ "key": key, "value": STANDARD.encode(address), "lease": id.to_string() });
     etcd.ask("kv/put", &entry)?;
     *lease = Some(id);
     Ok(true)
