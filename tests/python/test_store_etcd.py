@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import ssl
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +16,7 @@ import pytest
 
 import kvik
 from kvik.roles.ports import LOOPBACK, free_ports
+from tests.python.authority import Authority
 from tests.python.peers import stop
 from tests.python.store_rig import NAMESPACE, Rig, Served
 
@@ -22,9 +27,11 @@ LIMIT = 60.0
 class Etcd:
     """An etcd, which can be killed and started again, with what it had or without."""
 
-    def __init__(self, program: str, folder: Path) -> None:
-        self._program, self._folder, self._starts = program, folder, 0
-        self._client, self._peer = (f"http://{LOOPBACK}:{port}" for port in free_ports(2))
+    def __init__(self, program: str, folder: Path, *arguments: str) -> None:
+        self._program, self._folder, self._starts, self._arguments = program, folder, 0, arguments
+        scheme = "https" if "--cert-file" in " ".join(arguments) else "http"
+        self.address, peer = (f"{LOOPBACK}:{port}" for port in free_ports(2))
+        self._client, self._peer = f"{scheme}://{self.address}", f"http://{peer}"
         self.url = f"{self._client}/kvik/store"
         self.process = self._start()
 
@@ -34,7 +41,7 @@ class Etcd:
                 [self._program, "--name=one", f"--data-dir={self._folder / str(self._starts)}",
                  f"--listen-client-urls={self._client}", f"--advertise-client-urls={self._client}",
                  f"--listen-peer-urls={self._peer}", f"--initial-advertise-peer-urls={self._peer}",
-                 f"--initial-cluster=one={self._peer}"],
+                 f"--initial-cluster=one={self._peer}", *self._arguments],
                 stdout=log, stderr=log,
             )  # fmt: skip
 
@@ -48,13 +55,23 @@ class Etcd:
 
 
 @pytest.fixture
-def etcd(tmp_path: Path) -> Iterator[Etcd]:
-    program = shutil.which("etcd")
-    if program is None:
+def program() -> str:
+    found = shutil.which("etcd")
+    if found is None:
         pytest.skip("there is no etcd")
+    return found
+
+
+@pytest.fixture
+def etcd(program: str, tmp_path: Path) -> Iterator[Etcd]:
     running = Etcd(program, tmp_path)
     yield running
     running.kill()
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls") / "ours")
 
 
 def _becomes(so: Callable[[], bool]) -> None:
@@ -74,6 +91,23 @@ def _met(engine: kvik.Engine, etcd: Etcd) -> Rig:
             if time.monotonic() > until:
                 raise
             time.sleep(0.05)  # a client that was not made has nothing to wait for
+
+
+def _post(etcd: Etcd, context: ssl.SSLContext, path: str, request: object) -> None:
+    """Ask an etcd that may still be starting."""
+    until = time.monotonic() + LIMIT
+    data = json.dumps(request).encode()
+    while True:
+        try:
+            asked = urllib.request.Request(f"https://{etcd.address}/v3/{path}", data)
+            urllib.request.urlopen(asked, timeout=LIMIT, context=context).close()  # noqa: S310 - the same
+        except urllib.error.HTTPError as error:
+            pytest.fail(f"{path}: {error.read()!r}")
+        except urllib.error.URLError:
+            assert time.monotonic() < until
+            time.sleep(0.05)  # it does not say when it listens
+        else:
+            return
 
 
 def _names(rig: Rig) -> set[str]:
@@ -130,11 +164,75 @@ def test_an_etcd_that_is_away_costs_nothing(etcd: Etcd) -> None:
         del rig.bytes
 
 
+def _serves(etcd: Etcd) -> None:
+    """A server enters itself, and a client finds it and what it has."""
+    with Served("--etcd", etcd.url) as one, kvik.Engine() as engine:
+        rig = _met(engine, etcd)
+        assert _names(rig) == {one.address}
+        keys = rig.store.keys([1] * 64)
+        assert (rig.put(keys).stored, rig.got(keys)) == (16, 16)
+        with Served("--etcd", etcd.url) as two:
+            _becomes(lambda: _names(rig) == {one.address, two.address})
+        del rig.bytes
+
+
+def test_etcd_asks_for_a_user_under_tls(
+    program: str, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = authority.admit("etcd-with-users", LOOPBACK)
+    etcd = Etcd(program, tmp_path, f"--cert-file={made / 'tls.crt'}", f"--key-file={made / 'tls.key'}")
+    try:
+        context = ssl.create_default_context(cafile=made / "ca.crt")
+        for path, request in (
+            ("user/add", {"name": "root", "password": "secret"}),
+            ("role/add", {"name": "root"}),
+            ("user/grant", {"user": "root", "role": "root"}),
+            ("enable", {}),
+        ):
+            _post(etcd, context, f"auth/{path}", request)
+        layout = kvik.Layout(2, 8192)
+
+        def refused(match: str, error: type[kvik.KvikError] = kvik.StoreUnavailable) -> None:
+            with kvik.Engine() as engine, pytest.raises(error, match=match):
+                kvik.Store.connect(engine, f"etcd:{etcd.url}", NAMESPACE, layout)
+
+        refused("certificate")  # of nobody that the system knows
+        monkeypatch.setenv("ETCDCTL_CACERT", str(made / "ca.crt"))
+        refused("user name is empty")
+        monkeypatch.setenv("ETCDCTL_USER", "root")
+        refused("ETCDCTL_PASSWORD", kvik.InvalidArgument)
+        monkeypatch.setenv("ETCDCTL_PASSWORD", "wrong")
+        refused("authentication failed")
+        monkeypatch.setenv("ETCDCTL_PASSWORD", "secret")
+        _serves(etcd)
+    finally:
+        etcd.kill()
+
+
+def test_etcd_asks_for_a_certificate(
+    program: str, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, mine = authority.admit("etcd", LOOPBACK), authority.admit("client")
+    etcd = Etcd(
+        program, tmp_path, f"--cert-file={made / 'tls.crt'}", f"--key-file={made / 'tls.key'}",
+        "--client-cert-auth", f"--trusted-ca-file={made / 'ca.crt'}",
+    )  # fmt: skip
+    try:
+        monkeypatch.setenv("ETCDCTL_CACERT", str(made / "ca.crt"))
+        with kvik.Engine() as engine, pytest.raises(kvik.StoreUnavailable, match="etcd at https"):
+            kvik.Store.connect(engine, f"etcd:{etcd.url}", NAMESPACE, kvik.Layout(2, 8192))
+        monkeypatch.setenv("ETCDCTL_CERT", str(mine / "tls.crt"))
+        monkeypatch.setenv("ETCDCTL_KEY", str(mine / "tls.key"))
+        _serves(etcd)
+    finally:
+        etcd.kill()
+
+
 def test_without_an_etcd_there_is_no_client() -> None:
     with kvik.Engine() as engine:
         layout = kvik.Layout(2, 8192)
         nowhere = f"etcd:http://{LOOPBACK}:{free_ports(1)[0]}/kvik"
         with pytest.raises(kvik.StoreUnavailable, match="etcd at http"):
             kvik.Store.connect(engine, nowhere, NAMESPACE, layout)
-        with pytest.raises(kvik.InvalidArgument, match="without TLS"):
-            kvik.Store.connect(engine, "etcd:https://a:1/b", NAMESPACE, layout)
+        with pytest.raises(kvik.InvalidArgument, match="ETCDCTL_USER"):
+            kvik.Store.connect(engine, "etcd:http://me:secret@a:1/b", NAMESPACE, layout)

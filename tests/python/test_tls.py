@@ -1,47 +1,13 @@
 """Engines of two processes under TLS, with certificates as the documentation makes them: by openssl."""
 
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import kvik
+from tests.python.authority import Authority
 from tests.python.peers import LIMIT, Peer, empty, engines, owner, random_bytes
-
-EC = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-noenc")
-
-
-def openssl(*arguments: str | Path) -> None:
-    """Run it; its complaints are the test's."""
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True, timeout=60)
-
-
-class Authority:
-    """Gives certificates to engines."""
-
-    def __init__(self, directory: Path) -> None:
-        directory.mkdir()
-        self.directory = directory
-        self.cert, self.key = directory / "ca.crt", directory / "ca.key"
-        openssl(
-            "req", "-x509", *EC, "-days", "2", "-subj", f"/CN={directory.name}",
-            "-keyout", self.key, "-out", self.cert,
-        )  # fmt: skip
-
-    def admit(self, name: str) -> Path:
-        """The directory of an engine."""
-        made = self.directory / name
-        made.mkdir()
-        request, usage = made / "request", made / "usage"
-        usage.write_text("extendedKeyUsage=serverAuth,clientAuth\n")
-        openssl("req", *EC, "-subj", f"/CN={name}", "-keyout", made / "tls.key", "-out", request)
-        openssl(
-            "x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial",
-            "-days", "1", "-extfile", usage, "-out", made / "tls.crt",
-        )  # fmt: skip
-        (made / "ca.crt").write_bytes(self.cert.read_bytes())
-        return made
 
 
 @pytest.fixture(scope="module")

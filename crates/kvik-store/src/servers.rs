@@ -6,7 +6,7 @@
 
 use crate::address::host_and_port;
 use crate::cluster::{Cluster, Following};
-use crate::etcd::{Etcd, Listed};
+use crate::etcd::{Etcd, Gateway, Listed};
 use crate::no_thread;
 use kvik_core::{Code, Error, Result};
 use kvik_engine::Engine;
@@ -39,9 +39,17 @@ pub enum Servers {
     Etcd(Etcd),
 }
 
+/// The same, as it is asked again and again.
+enum Source {
+    Addresses(Vec<String>),
+    File(PathBuf),
+    Name(String, u16),
+    Etcd(Gateway),
+}
+
 impl Servers {
     /// From text: `host:port`, several of them as several texts or with commas between them, `file:PATH`,
-    /// `dns:NAME:PORT`, or `etcd:http://HOST:PORT/PREFIX`.
+    /// `dns:NAME:PORT`, or `etcd:http://HOST:PORT/PREFIX` (or `https`).
     ///
     /// # Errors
     /// `InvalidArgument` for what is none of these, and for a server that is named twice.
@@ -85,36 +93,48 @@ impl Servers {
     pub(crate) fn follow(&self, engine: &Engine, copies: usize, deadline: Duration) -> Result<Arc<Cluster>> {
         let following = Arc::new(Following::default());
         let cluster = Arc::new(Cluster::new(engine, copies, following.clone()));
-        let found = self.read()?;
+        let mut source = Source::open(self)?;
+        let found = source.read()?;
         cluster.set(&found.names)?;
         cluster.met(deadline)?;
         if !matches!(self, Servers::Addresses(_)) {
-            let (weak, servers) = (Arc::downgrade(&cluster), self.clone());
-            let asking = move || ask_again(&servers, found, &weak, &following);
+            let weak = Arc::downgrade(&cluster);
+            let asking = move || ask_again(source, found, &weak, &following);
             drop(spawn_named("kvik-store-seek", &ThreadOptions::default(), asking).map_err(no_thread)?);
         }
         Ok(cluster)
     }
+}
+
+impl Source {
+    fn open(servers: &Servers) -> Result<Source> {
+        Ok(match servers.clone() {
+            Servers::Addresses(addresses) => Source::Addresses(addresses),
+            Servers::File(path) => Source::File(path),
+            Servers::Name(name, port) => Source::Name(name, port),
+            Servers::Etcd(etcd) => Source::Etcd(Gateway::open(&etcd)?),
+        })
+    }
 
     /// Who they are now.
-    fn read(&self) -> Result<Listed> {
+    fn read(&mut self) -> Result<Listed> {
         match self {
-            Servers::Addresses(addresses) => Ok(addresses.clone().into()),
-            Servers::File(path) => read_file(path).map(Listed::from),
-            Servers::Name(name, port) => resolve(name, *port).map(Listed::from),
-            Servers::Etcd(etcd) => etcd.list(),
+            Source::Addresses(addresses) => Ok(addresses.clone().into()),
+            Source::File(path) => read_file(path).map(Listed::from),
+            Source::Name(name, port) => resolve(name, *port).map(Listed::from),
+            Source::Etcd(gateway) => gateway.list(),
         }
     }
 
     /// Waits until they may be others; false when nobody needs them any more.
-    fn changed(&self, found: &Listed, following: &Following) -> bool {
+    fn changed(&mut self, found: &Listed, following: &Following) -> bool {
         match self {
-            Servers::Addresses(_) => false,
-            Servers::File(_) => !following.wait(FILE_EVERY),
-            Servers::Name(..) => !following.wait(NAME_EVERY),
-            Servers::Etcd(etcd) => {
+            Source::Addresses(_) => false,
+            Source::File(_) => !following.wait(FILE_EVERY),
+            Source::Name(..) => !following.wait(NAME_EVERY),
+            Source::Etcd(gateway) => {
                 // Where it does not answer, reading says so.
-                let watched = etcd.wait_for_change(found, following);
+                let watched = gateway.wait_for_change(found, following);
                 !following.wait(if watched.is_ok() { ETCD_SETTLES } else { ETCD_AGAIN })
             }
         }
@@ -163,11 +183,11 @@ fn resolve(name: &str, port: u16) -> Result<Vec<String>> {
     if all.is_empty() { Err(unavailable(format!("{name} has no addresses"))) } else { Ok(all) }
 }
 
-fn ask_again(servers: &Servers, mut found: Listed, cluster: &Weak<Cluster>, following: &Following) {
+fn ask_again(mut source: Source, mut found: Listed, cluster: &Weak<Cluster>, following: &Following) {
     let mut told = false;
-    while servers.changed(&found, following) {
+    while source.changed(&found, following) {
         let Some(cluster) = cluster.upgrade() else { return };
-        let now = servers.read().and_then(|now| {
+        let now = source.read().and_then(|now| {
             if now.names != found.names {
                 cluster.set(&now.names)?;
             }

@@ -55,8 +55,9 @@ def store() -> None:
 @click.option(
     "--etcd",
     metavar="URL",
-    help="Enter this server in etcd, for clients that follow the servers there: http://HOST:PORT/PREFIX. It "
-    "is entered by the first address that it advertises, with a lease of ten seconds.",
+    help="Enter this server in etcd, for clients that follow the servers there: http://HOST:PORT/PREFIX, or "
+    "https. It is entered by the first address that it advertises, with a lease of ten seconds. Certificates "
+    "and user: ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER, ETCDCTL_PASSWORD.",
 )
 @flags.options(STORE)
 @flags.options(OBJECT)

@@ -98,9 +98,10 @@ class Store:
 
         address: where one server is, or several: a sequence of addresses, or one text with commas between
         them; a path, or "file:PATH", of a file with an address a line, which is read again when it changes;
-        "dns:NAME:PORT" for all addresses of a name; or "etcd:http://HOST:PORT/PREFIX" for those that
-        ``kvik store serve --etcd`` enters there. All clients have to name a server alike. copies: of several
-        servers, how many keep each block. namespace, layout, tenant: as for ``embedded``. deadline: seconds
+        "dns:NAME:PORT" for all addresses of a name; or "etcd:http://HOST:PORT/PREFIX" (or https; with the
+        certificates and user of the variables ETCDCTL_*) for those that ``kvik store serve --etcd`` enters
+        there. All clients have to name a server alike. copies: of several servers, how many keep each block.
+        namespace, layout, tenant: as for ``embedded``. deadline: seconds
         for meeting them; None means 5.
 
         A store that is lost is met again by itself. Until then calls raise StoreUnavailable at once: its

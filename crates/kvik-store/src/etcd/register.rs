@@ -1,6 +1,6 @@
 //! A server that enters itself in etcd, and stays entered.
 
-use super::{Etcd, number};
+use super::{Etcd, Gateway, number};
 use crate::address::host_and_port;
 use crate::cluster::Following;
 use crate::no_thread;
@@ -31,13 +31,15 @@ impl Registration {
     /// and come back.
     ///
     /// # Errors
-    /// `InvalidArgument` for an address that is none; the machine gives no thread.
+    /// `InvalidArgument` for an address that is none, and for certificates or a user that cannot be used; the machine
+    /// gives no thread.
     pub fn start(etcd: &Etcd, address: &str) -> Result<Registration> {
         host_and_port(address)?;
+        let mut gateway = Gateway::open(etcd)?;
         let (end, (tell, ended)) = (Arc::new(Following::default()), channel());
-        let (etcd, address, until) = (etcd.clone(), address.to_owned(), end.clone());
+        let (address, until) = (address.to_owned(), end.clone());
         let keeping = move || {
-            keep(&etcd, &address, &until);
+            keep(&mut gateway, &address, &until);
             // Nobody waits any more who has given up.
             drop(tell);
         };
@@ -56,10 +58,10 @@ impl Drop for Registration {
     }
 }
 
-fn keep(etcd: &Etcd, address: &str, end: &Following) {
-    let (mut lease, mut told) = (None, false);
+fn keep(gateway: &mut Gateway, address: &str, end: &Following) {
+    let (etcd, mut lease, mut told) = (gateway.etcd().clone(), None, false);
     loop {
-        match kept(etcd, address, &mut lease) {
+        match kept(gateway, address, &mut lease) {
             Ok(true) => {
                 log::info!("{address} is entered in {etcd}");
                 told = false;
@@ -76,30 +78,30 @@ fn keep(etcd: &Etcd, address: &str, end: &Following) {
             break;
         }
     }
-    let gone = lease.map(|lease: u64| etcd.ask("lease/revoke", &json!({ "ID": lease.to_string() })));
+    let gone = lease.map(|lease: u64| gateway.ask("lease/revoke", &json!({ "ID": lease.to_string() })));
     if let Some(Err(error)) = gone {
         log::debug!("{address} stays entered until its lease ends: {error}");
     }
 }
 
 /// Keeps the lease, or takes a new one where it has ended; whether it is a new one.
-fn kept(etcd: &Etcd, address: &str, lease: &mut Option<u64>) -> Result<bool> {
+fn kept(gateway: &mut Gateway, address: &str, lease: &mut Option<u64>) -> Result<bool> {
     if let Some(id) = lease.take() {
         let lives = |answer: Value| number(&answer["result"]["TTL"]).is_some_and(|seconds| seconds > 0);
-        if etcd.ask("lease/keepalive", &json!({ "ID": id.to_string() })).is_ok_and(lives) {
+        if gateway.ask("lease/keepalive", &json!({ "ID": id.to_string() })).is_ok_and(lives) {
             *lease = Some(id);
             return Ok(false);
         }
         // It has ended, or cannot be asked for: the key goes with the next one from now on.
     }
-    let answer = etcd.ask("lease/grant", &json!({ "TTL": LEASE.as_secs().to_string() }))?;
+    let answer = gateway.ask("lease/grant", &json!({ "TTL": LEASE.as_secs().to_string() }))?;
     let id = number(&answer["ID"]).ok_or_else(|| {
         let said: String = answer.to_string().chars().take(200).collect();
-        Error::new(Code::ProtocolError, format!("{etcd} gives no lease: {said}"))
+        Error::new(Code::ProtocolError, format!("{} gives no lease: {said}", gateway.etcd()))
     })?;
-    let key = STANDARD.encode(format!("{}{address}", etcd.prefix));
+    let key = STANDARD.encode(format!("{}{address}", gateway.etcd().prefix));
     let entry: Value = json!({ "key": key, "value": STANDARD.encode(address), "lease": id.to_string() });
-    etcd.ask("kv/put", &entry)?;
+    gateway.ask("kv/put", &entry)?;
     *lease = Some(id);
     Ok(true)
 }
