@@ -572,11 +572,8 @@ def soak(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         alone.wait_ready(time.monotonic() + START_LIMIT)
         run = Soak(arguments, pair, alone)
         run.run()
-        counts = run.counts
-        return counts.results() | {
-            "noted": len(counts.notes), "seed": arguments.seed, "minutes": arguments.minutes,
-            "clients": arguments.clients,
-        }  # fmt: skip
+        asked = {name: getattr(arguments, name) for name in ("seed", "minutes", "clients")}
+        return run.counts.results() | {"noted": len(run.counts.notes)} | asked
 
 
 def main() -> None:
