@@ -1,10 +1,13 @@
 """The manifests of `deploy/kubernetes`, as far as tests look at them.
 
-Which files make a whole, and what their containers are told: no cluster and no other program is needed.
+Which files make a whole, what is changed in them, and what their containers are told: no cluster and no other
+program is needed.
 """
 
+import copy
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ from typing import Any
 import yaml
 
 FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
-KINDS = ("emulator", "vllm")
+KINDS = ("emulator", "vllm", "emulator-store", "vllm-store")
 _REFERENCE = re.compile(r"\$\(([A-Za-z_][A-Za-z0-9_]*)\)")
 
 
@@ -21,13 +24,63 @@ def documents(file: Path) -> list[dict[str, Any]]:
     return [document for document in yaml.safe_load_all(file.read_text()) if document]
 
 
-def objects(folder: Path) -> Iterator[dict[str, Any]]:
-    """All objects of a kustomization: its files, and those of the folders that it names."""
+def objects(folder: Path) -> list[dict[str, Any]]:
+    """All objects of a kustomization: its files, those of the folders that it names, and what it changes."""
     (kustomization,) = documents(folder / "kustomization.yaml")
-    assert kustomization.keys() == {"apiVersion", "kind", "resources"}, "this reader knows resources only"
-    for name in kustomization["resources"]:
+    return _changed(list(_resources(folder, kustomization)), folder, kustomization)
+
+
+def with_log(kind: str, folder: Path) -> Path:
+    """A kustomization in this folder that gives the store of a whole its log, as the component says."""
+    there = {"resources": [FOLDER / kind], "components": [FOLDER / "store-log"]}
+    # kustomize takes paths that are relative only.
+    text = {key: [os.path.relpath(path, folder.resolve()) for path in paths] for key, paths in there.items()}
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(text))
+    return folder
+
+
+def _resources(folder: Path, kustomization: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for name in kustomization.get("resources", ()):
         path = (folder / name).resolve()
         yield from objects(path) if path.is_dir() else documents(path)
+
+
+def _changed(
+    found: list[dict[str, Any]], folder: Path, kustomization: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """These objects with the components and patches of a kustomization."""
+    known = {"apiVersion", "kind", "resources", "components", "patches"}
+    assert kustomization.keys() <= known, "this reader knows no more"
+    for name in kustomization.get("components", ()):
+        path = (folder / name).resolve()
+        (component,) = documents(path / "kustomization.yaml")
+        assert component["kind"] == "Component"
+        found = _changed([*found, *_resources(path, component)], path, component)
+    for patch in kustomization.get("patches", ()):
+        target, operations = patch["target"], yaml.safe_load(patch["patch"])
+        hit = [
+            item["kind"] == target["kind"] and re.fullmatch(target["name"], item["metadata"]["name"])
+            for item in found
+        ]
+        assert any(hit), f"{folder.name} changes what is not there: {target}"
+        found = [_patched(item, operations) if so else item for item, so in zip(found, hit, strict=True)]
+    return found
+
+
+def _patched(item: dict[str, Any], operations: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """An object after the operations of a JSON patch (RFC 6902)."""
+    item = copy.deepcopy(item)
+    for operation in operations:
+        *way, last = operation["path"].removeprefix("/").split("/")
+        at: Any = item
+        for step in way:
+            at = at[int(step)] if isinstance(at, list) else at[step]
+        if operation["op"] == "add" and last == "-":
+            at.append(operation["value"])
+        else:
+            assert operation["op"] == ("replace" if last in at else "add"), operation
+            at[last] = operation["value"]
+    return item
 
 
 @dataclass(frozen=True)
@@ -40,6 +93,11 @@ class Workload:
     def name(self) -> str:
         """Its name, which is also that of the service before it."""
         return str(self.manifest["metadata"]["name"])
+
+    @property
+    def is_engine(self) -> bool:
+        """Whether its pods are serving engines."""
+        return self.labels["app.kubernetes.io/component"] in ("prefill", "decode")
 
     @property
     def replicas(self) -> int:
@@ -77,12 +135,15 @@ class Workload:
         return [_REFERENCE.sub(lambda match: variables[match[1]], text) for text in self.container["args"]]
 
 
+def workloads_of(found: Iterable[dict[str, Any]]) -> dict[str, Workload]:
+    """The Deployments and StatefulSets among objects, by name."""
+    some = [Workload(item) for item in found if item["kind"] in ("Deployment", "StatefulSet")]
+    return {workload.name: workload for workload in some}
+
+
 def workloads(kind: str) -> dict[str, Workload]:
     """The Deployments and StatefulSets of a whole, by name."""
-    found = [
-        Workload(item) for item in objects(FOLDER / kind) if item["kind"] in ("Deployment", "StatefulSet")
-    ]
-    return {workload.name: workload for workload in found}
+    return workloads_of(objects(FOLDER / kind))
 
 
 def matches(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:

@@ -8,59 +8,24 @@ base image from a registry.
 import contextlib
 import importlib.metadata
 import json
-import os
 import random
 import re
 import signal
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvik.demo import client
 from kvik.shapes import ModelShape
-from tests.python.manifests import FOLDER, Workload, workloads
+from tests.python.manifests import FOLDER, workloads
+from tests.python.pods import LIMIT, Pod, start
 
 DEPLOY = FOLDER.parent
-LIMIT = 60.0
 PROMPT = 100  # tokens
-HELD = ("PATH", "LD_LIBRARY_PATH")  # of this process's environment; a container has its own
-
-
-@dataclass
-class Pod:
-    """One pod as a process."""
-
-    name: str
-    address: str
-    workload: Workload
-    process: "subprocess.Popen[str]"
-
-    @property
-    def url(self) -> str:
-        """Where its HTTP is."""
-        return f"http://{self.address}:{self.workload.ports['http']}"
-
-    def probe(self, kind: str) -> int:
-        """Ask as the kubelet does; the status of the answer."""
-        path = self.workload.container[kind]["httpGet"]["path"]
-        return status_of(self.url + path)
-
-
-def status_of(url: str) -> int:
-    """The HTTP status of a GET."""
-    try:
-        with urllib.request.urlopen(url, timeout=LIMIT) as answer:  # noqa: S310  (http only)
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
 
 
 @pytest.fixture(scope="module")
@@ -73,42 +38,15 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pod]]:
     folder = tmp_path_factory.mktemp("pods")
     order = [name for name in names if "router" not in name] + ["kvik-router-0"]
     running: dict[str, Pod] = {}
+    urls = {f"{name}.{name.rpartition('-')[0]}:": f"{address}:" for name, address in addresses.items()}
     with contextlib.ExitStack() as stack:
         for name in order:
-            running[name] = _start(name, found[name.rpartition("-")[0]], addresses, folder)
-            stack.callback(_stop, running[name])
+            workload = found[name.rpartition("-")[0]]
+            running[name] = start(workload, name, addresses[name], folder, names=urls)
+            stack.callback(running[name].kill)
         for pod in running.values():
-            _wait_ready(pod, folder)
+            pod.wait_ready()
         yield running
-
-
-def _start(name: str, workload: Workload, addresses: dict[str, str], folder: Path) -> Pod:
-    variables = {"POD_IP": addresses[name], "KVIK_SECRET": "a secret of this test only"}
-    words = workload.arguments(variables)
-    for other, address in addresses.items():
-        words = [word.replace(f"{other}.{other.rpartition('-')[0]}:", f"{address}:") for word in words]
-    declared = {entry["name"]: variables[entry["name"]] for entry in workload.container["env"]}
-    with (folder / f"{name}.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "kvik.cli", *words],
-            env={key: os.environ[key] for key in HELD if key in os.environ} | declared,
-            cwd=folder,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=log,
-        )
-    return Pod(name, addresses[name], workload, process)
-
-
-def _wait_ready(pod: Pod, folder: Path) -> None:
-    assert pod.process.stdout is not None
-    line = pod.process.stdout.readline()  # or nothing, when it ended
-    assert line.startswith("listening on"), f"{pod.name}: {(folder / f'{pod.name}.log').read_text()[-2000:]}"
-
-
-def _stop(pod: Pod) -> None:
-    pod.process.kill()
-    pod.process.wait()
 
 
 def test_probes(pods: dict[str, Pod]) -> None:

@@ -10,6 +10,7 @@ this package, is not among them.)
 - `envs`: Python environments, shared between checkouts and keyed by their lock files.
 - `rust`: cargo, and the cache of its output.
 - `wheel`: the one wheel, built only when its inputs changed.
+- `cluster`: helm and kubectl, for tests.
 - `fabric`: a newer libfabric than the system's, for tests.
 - `rdma`: what the virtual machine with soft-RoCE devices takes.
 - `targets`: which stages make up `demo`, `test`, `wheel`, `lint`.

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from kvikbuild import cluster
 from kvikbuild.paths import LOCKS, VENVS, cache_dir
 from kvikbuild.stage import Context, StageError
 
@@ -59,6 +60,8 @@ def base_env(context: Context, name: str) -> Path:
             _make_env(context, making, lock)
         if name == "vllm":
             _name_vllm(making)
+        if name == cluster.NAME:
+            cluster.unpack_programs(making)
         making.chmod(0o755)
         making.rename(final)
     context.note = f"made {name} environment"

@@ -19,7 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvikbuild.envs import overlay_env
+from kvikbuild import cluster
+from kvikbuild.envs import base_env, overlay_env
 from kvikbuild.paths import ROOT, VENVS, cache_dir
 from kvikbuild.rust import cargo_env, hold_cache, target_dir
 from kvikbuild.stage import Context, StageError
@@ -165,5 +166,6 @@ class Bench:
             shutil.copyfile(native, self.tree / "python" / "kvik" / native.name)
         sources = ":".join(str(self.tree / folder) for folder in ("python", "lab", "."))
         env = {"PYTHONPATH": sources, "PYTHONDONTWRITEBYTECODE": "1"}
+        env |= cluster.on_path(base_env(self.context, cluster.NAME))
         argv = ["timeout", LIMIT, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
         return self.context.status(argv, env, self.tree)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from kvikbuild import quick
+from kvikbuild import cluster, quick
 from kvikbuild.debian import ensure_browser, ensure_packages
 from kvikbuild.envs import base_env, install_wheels, overlay_env, uv, uv_env
 from kvikbuild.fabric import newer_libfabric
@@ -94,7 +94,8 @@ def python(context: Context, small: bool = False) -> None:
     """All tests that need neither a serving engine nor an empty environment; `small` without long ones."""
     context.run([overlay_env(context, "dev"), "tools/vllm_base.py"])
     others = [f"tests/{other}" for other in _OTHER_FOLDERS] + (list(quick.PYTHON) if small else [])
-    _pytest(context, "dev", "tests", more=[f"--ignore={path}" for path in others])
+    programs = cluster.on_path(base_env(context, cluster.NAME))
+    _pytest(context, "dev", "tests", programs, [f"--ignore={path}" for path in others])
 
 
 # Tests with stages of their own.
