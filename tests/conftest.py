@@ -11,6 +11,7 @@ import pytest
 
 NO_NAMESPACES = "network namespaces take root (CAP_SYS_ADMIN) and iproute2"
 NO_MACHINES = "mount namespaces take root (CAP_SYS_ADMIN)"
+NO_HELM = "helm, which the stage `python` has from a package"
 NO_GUEST = "the stage `rdma` (make test-rdma) prepares the virtual machine, and runs these tests"
 # Test or file of tests (as pytest prints it, without parameters) -> why a machine may go without it.
 MAY_SKIP: dict[str, str] = {
@@ -22,7 +23,10 @@ MAY_SKIP: dict[str, str] = {
     "tests/netns/test_engines.py": NO_NAMESPACES,
     "tests/netns/test_hosts.py": NO_NAMESPACES,
     "tests/packaging/test_machines.py": NO_MACHINES,
-    "tests/python/test_deploy.py::test_kustomize_builds": "kubectl, which is not part of the tools here",
+    "tests/python/test_chart.py": NO_HELM,
+    "tests/python/test_chart_runs.py": f"{NO_HELM}; or etcd or moto, as below",
+    "tests/python/test_deploy.py::test_kustomize_builds": "kubectl, which `python` has as helm",
+    "tests/python/test_deploy_store_runs.py": NO_MACHINES,
     "tests/python/test_store_dashboard.py": "prometheus, which the build installs for root on Debian",
     "tests/python/test_store_etcd.py": "etcd, which the build installs for root on Debian",
     "tests/python/test_store_object.py": "moto, an S3 server, which the dev environment has",
