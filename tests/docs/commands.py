@@ -59,7 +59,7 @@ def check(block: Block) -> None:
             if (
                 word == "kvik"
                 and index + 1 < len(words)
-                and words[index - 1] not in ("install", "-p", "name")
+                and words[index - 1] not in ("install", "upgrade", "-p", "name")
             ):
                 check_kvik(words[index + 1 :])
             elif word == TRANSFER_OPTION:
