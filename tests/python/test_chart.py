@@ -65,7 +65,7 @@ def test_the_store(name: str, release: str, check: Callable[[Objects], None]) ->
 def test_arguments(name: str) -> None:
     """kvik's own command line takes every argument, of the client that `helm test` starts, too."""
     found = rendered(name, tests=True)
-    cluster = Cluster(found)
+    cluster = Cluster(found, {**Cluster().secrets, "bucket-credentials": {}})
     pods = [item for item in found if item["kind"] == "Pod"]
     some = [
         *workloads_of(found).values(),
