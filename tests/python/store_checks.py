@@ -61,7 +61,7 @@ def check_log(found: Objects) -> None:
     mounts = {mount["name"]: mount for mount in workload.container["volumeMounts"]}
     assert mounts[claim["metadata"]["name"]] == {"name": "log", "mountPath": options["--log"]}
     volume = quantity(claim["spec"]["resources"]["requests"]["storage"])
-    assert volume >= kvik.parse_size(options["--log-size"]) * 1.1
+    assert 10 * volume >= 11 * kvik.parse_size(options["--log-size"])
     security = workload.pod["securityContext"]
     assert security["fsGroup"] == security["runAsGroup"]
 

@@ -25,6 +25,7 @@ from tests.python.store_checks import Objects
 BLOCKS = 2  # of each prompt
 TOKENS = 16 * BLOCKS + 8
 PROMPTS = 24  # so that no server has none of them, but for one time in some millions
+MODEL = "llama-3.1-8b"
 SERVERS = ("kvik-store-0", "kvik-store-1")
 
 
@@ -95,7 +96,8 @@ def prompts(seed: int) -> list[list[int]]:
 
 def compute(engine: Pod, some: Sequence[list[int]]) -> list[list[int]]:
     """What an engine answers."""
-    return [client.tokens_of(client.post(engine.url, client.body(prompt, 2), LIMIT)) for prompt in some]
+    asked = [client.body(prompt, 2, model=MODEL) for prompt in some]
+    return [client.tokens_of(client.post(engine.url, body, LIMIT)) for body in asked]
 
 
 def blocks(engine: Pod, *results: str) -> float:
