@@ -117,7 +117,7 @@ def test_a_difference_would_be_found() -> None:
         (("store.replicas=two",), "got string, want integer"),
         (("store.object.url=https://bucket/kvik",), "/store/object/url"),
         (("store.object.url=s3://key@bucket/kvik",), "/store/object/url"),
-        (("store.etcd=https://etcd.example:2379/kvik",), "/store/etcd"),
+        (("store.etcd=etcd.example:2379/kvik",), "/store/etcd"),
         (("router.prefill={prefill.example:8100}",), "/router/prefill/0"),
         (("store.extraArgs={metrics=0.0.0.0:1}",), "/store/extraArgs/0"),
         (("store.copies=3",), "store.copies is 3, and store.replicas 2"),

@@ -107,7 +107,7 @@ def blocks(engine: Pod, *results: str) -> float:
 
 
 def kept(server: Pod) -> float:
-    """Blocks that a server has in memory."""
+    """Blocks that a server has."""
     found = client.metrics(server.url_of("metrics"))
     return sum(value for name, value in found.items() if name.partition("{")[0] == "kvik_store_blocks")
 
