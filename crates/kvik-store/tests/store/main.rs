@@ -18,4 +18,5 @@ mod replayed;
 mod rig;
 mod served;
 mod stopped;
+mod survey;
 mod tracer;
