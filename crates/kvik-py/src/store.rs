@@ -7,13 +7,14 @@ use crate::fork::Owned;
 use crate::ids::ids;
 use crate::layout::PyLayout;
 use crate::region::PyPageSet;
+use crate::store_survey;
 use crate::wait::for_end;
 use kvik_core::Code;
 use kvik_store::policy::PolicyKind;
 use kvik_store::replay::{Comparison, Outcome, Trace, compare, parse_capacities};
 use kvik_store::{
     Ack, BlockKey, Bucket, Chain, Client, Counts, Etcd, Getting, LogOptions, Namespace, ObjectOptions,
-    Putting, Registration, Server, Servers, Shape, Space, StoreOptions, Stored, TenantOptions,
+    Putting, Registration, Server, Servers, Shape, Space, StoreOptions, Stored, SurveyOptions, TenantOptions,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
@@ -239,6 +240,23 @@ impl PyStoreClient {
     fn metrics(&self, py: Python<'_>) -> PyResult<String> {
         let client = self.0.get(py)?;
         py.detach(|| client.metrics()).or_raise(py)
+    }
+
+    /// What all servers hold. copies: how many keep each block; None: as many as it seems. most: copies of blocks to hold at
+    /// once. deadline: seconds for all of it.
+    fn survey<'py>(
+        &self,
+        py: Python<'py>,
+        copies: Option<Natural>,
+        most: Natural,
+        deadline: f64,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let copies = copies.map(|copies| copies.within::<u32>(py, "copies")).transpose()?;
+        let most = most.within::<u32>(py, "most")? as usize;
+        let deadline = seconds(py, "deadline", deadline)?;
+        let options = SurveyOptions { copies: copies.map(|copies| copies as usize), most, deadline };
+        let client = self.0.get(py)?;
+        store_survey::told(py, &py.detach(|| client.survey(&options)).or_raise(py)?)
     }
 }
 

@@ -266,6 +266,11 @@ impl Index {
         (node.life, node.next) = (Life::Free, free);
     }
 
+    /// The number above all that were given so far.
+    pub fn end(&self) -> Id {
+        (self.nodes.len() * GROWTH) as Id
+    }
+
     /// Every block that is here.
     pub fn ids(&self) -> impl Iterator<Item = Id> + '_ {
         self.keys.iter().copied()

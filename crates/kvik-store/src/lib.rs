@@ -45,6 +45,9 @@ mod pulse;
 mod put;
 mod remote;
 pub mod replay;
+mod scan;
+#[cfg(test)]
+mod scan_tests;
 mod server;
 mod servers;
 mod service;
@@ -54,6 +57,9 @@ mod space;
 mod state;
 mod store;
 mod sums;
+mod survey;
+#[cfg(test)]
+mod survey_tests;
 mod tenants;
 mod tier;
 mod windows;
@@ -79,6 +85,7 @@ pub use server::Server;
 pub use servers::Servers;
 pub use space::Space;
 pub use store::{MAX_KEYS, StoreOptions};
+pub use survey::{Amount, Looked, NamespaceSurvey, Segments, ServerSurvey, Survey, SurveyOptions};
 pub use tenants::TenantOptions;
 pub use tier::{Found, Identity, Place, Tier, TierOwner, Usage};
 pub use wire::Ack;

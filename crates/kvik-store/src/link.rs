@@ -16,7 +16,8 @@ pub(crate) const ANSWERS: usize = MAX_KEYS + 2;
 /// What a client waits for an answer, unless it says something else.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 
-/// Where a client's requests go.
+/// Where a client's requests go. Cheap to clone.
+#[derive(Clone)]
 pub(crate) enum Link {
     /// To a store in this process, of this engine.
     Embedded(Arc<Host>, Engine),

@@ -14,8 +14,8 @@ use std::ops::Range;
 pub(crate) const SEGMENT: usize = 64;
 
 /// What stands for a server's name among the weights.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Lot([u8; 32]);
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lot(pub [u8; 32]);
 
 impl Lot {
     pub fn of(name: &str) -> Lot {

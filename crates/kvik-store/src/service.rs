@@ -156,6 +156,8 @@ impl Service {
             }
             Request::Stat => Ok(Response::Counts(Box::new(self.store.counts()))),
             Request::Metrics => Ok(self.metrics(reply)),
+            Request::Describe { from } => Ok(Response::Described(self.store.describe(from))),
+            Request::Scan(scan) => Ok(Response::Scanned(self.store.scan(&scan))),
         };
         reply(response.unwrap_or_else(|error| self.failed(error)));
     }

@@ -12,7 +12,11 @@ use kvik_core::{Code, Error, GrantId, Result, Ticket};
 use kvik_engine::Topic;
 use std::time::Duration;
 
-/// The version of these messages.
+pub(crate) mod scan;
+
+use scan::{Description, Page, Scan};
+
+/// The version of these messages. Another kind of request needs no other one: who does not know it says so by its number.
 const VERSION: u8 = 2;
 /// The topics of notifications that carry them.
 pub(crate) const REQUESTS: Topic = 1;
@@ -78,6 +82,12 @@ pub(crate) enum Request {
     Stat,
     /// All figures, as text.
     Metrics,
+    /// What the store is, and what its blocks are of, from this number of a namespace on.
+    Describe {
+        from: u16,
+    },
+    /// A page of all its blocks.
+    Scan(Scan),
 }
 
 /// Blocks that a client brings.
@@ -127,6 +137,8 @@ pub(crate) enum Response {
     Done(u64),
     Counts(Box<Counts>),
     Metrics(MetricsPart),
+    Described(Description),
+    Scanned(Page),
     Failed(Code, String),
 }
 
@@ -305,6 +317,11 @@ impl Request {
             writer.bytes(&namespace.0);
             writer
         };
+        let keyed = |kind: u8, namespace: &NamespaceId, keys: &[BlockKey]| {
+            let mut writer = about(kind, namespace);
+            writer.keys(keys);
+            writer
+        };
         let mut writer;
         match self {
             Request::Open { namespace, shape, tenant, model } => {
@@ -318,15 +335,7 @@ impl Request {
             }
             Request::Put(put) => {
                 writer = about(2, &put.namespace);
-                writer.bytes(&[u8::from(put.parent.is_some())]);
-                if let Some(parent) = &put.parent {
-                    writer.bytes(&parent.0);
-                }
-                writer
-                    .bytes(&[put.ack as u8])
-                    .time(put.deadline)
-                    .text(&put.ticket.to_string())
-                    .keys(&put.keys);
+                put.write(&mut writer);
             }
             Request::Get(Get { namespace, keys, expiry, ahead }) => {
                 writer = about(3, namespace);
@@ -336,18 +345,9 @@ impl Request {
                 }
                 writer.time(*expiry).keys(keys);
             }
-            Request::Contains { namespace, keys } => {
-                writer = about(4, namespace);
-                writer.keys(keys);
-            }
-            Request::Prefetch { namespace, keys } => {
-                writer = about(5, namespace);
-                writer.keys(keys);
-            }
-            Request::Remove { namespace, keys } => {
-                writer = about(6, namespace);
-                writer.keys(keys);
-            }
+            Request::Contains { namespace, keys } => writer = keyed(4, namespace, keys),
+            Request::Prefetch { namespace, keys } => writer = keyed(5, namespace, keys),
+            Request::Remove { namespace, keys } => writer = keyed(6, namespace, keys),
             Request::Pin { namespace, keys, time } => {
                 writer = about(7, namespace);
                 writer.time(*time).keys(keys);
@@ -359,6 +359,14 @@ impl Request {
             }
             Request::Stat => writer = Writer::new(10, number),
             Request::Metrics => writer = Writer::new(11, number),
+            Request::Describe { from } => {
+                writer = Writer::new(12, number);
+                writer.u16(*from);
+            }
+            Request::Scan(scan) => {
+                writer = Writer::new(13, number);
+                scan.write(&mut writer);
+            }
         }
         writer.0
     }
@@ -409,8 +417,20 @@ impl Request {
             9 => Request::ClearTenant { tenant: r.text()? },
             10 => Request::Stat,
             11 => Request::Metrics,
+            12 => Request::Describe { from: r.u16()? },
+            13 => Request::Scan(Scan::read(r)?),
             _ => return Err(wrong("it asks for something that there is not")),
         })
+    }
+}
+
+impl Put {
+    fn write(&self, writer: &mut Writer) {
+        writer.bytes(&[u8::from(self.parent.is_some())]);
+        if let Some(parent) = &self.parent {
+            writer.bytes(&parent.0);
+        }
+        writer.bytes(&[self.ack as u8]).time(self.deadline).text(&self.ticket.to_string()).keys(&self.keys);
     }
 }
 
@@ -468,6 +488,14 @@ impl Response {
                 writer = Writer::new(73, number);
                 writer.bytes(&[u8::from(part.more)]).text_upto(&part.text, MAX_PART);
             }
+            Response::Described(described) => {
+                writer = Writer::new(74, number);
+                described.write(&mut writer);
+            }
+            Response::Scanned(page) => {
+                writer = Writer::new(75, number);
+                page.write(&mut writer);
+            }
             Response::Failed(code, text) => {
                 writer = Writer::new(72, number);
                 writer.u16(*code as u16).text(text);
@@ -502,6 +530,8 @@ impl Response {
             }
             72 => Response::Failed(Code::from_wire(r.u16()?), r.text()?),
             73 => Response::Metrics(MetricsPart { more: r.flag()?, text: r.text_upto(MAX_PART)? }),
+            74 => Response::Described(Description::read(&mut r)?),
+            75 => Response::Scanned(Page::read(&mut r)?),
             _ => return Err(wrong("it answers something that there is not")),
         };
         Ok((number, whole(&r, response)?))

@@ -1,5 +1,9 @@
 //! Messages of the store: each comes back as it was, and nothing else is one.
 
+use crate::placement::Lot;
+use crate::wire::scan::{
+    Described, Description, MAX_ORDER, MAX_SERVERS, PAGE, PART, Page, Scan, Seen, Segment, ShortKey,
+};
 use crate::wire::{Ack, Ahead, Get, Lending, MAX_GROUPS, MetricsPart, Put, Request, Response};
 use crate::{BlockKey, Counts, MAX_KEYS, NamespaceId, Shape, Stored};
 use kvik_core::{Code, EngineId, GrantId, HostTag, Incarnation, Right, Ticket};
@@ -46,6 +50,9 @@ fn requests() -> Vec<Request> {
         Request::ClearTenant { tenant: "one".into() },
         Request::Stat,
         Request::Metrics,
+        Request::Describe { from: 4095 },
+        Request::Scan(Scan { from: u32::MAX, sample: 63, order: 0, lots: Vec::new() }),
+        Request::Scan(Scan { from: 7, sample: 0, order: 16, lots: vec![Lot([5; 32]); 3] }),
     ]
 }
 
@@ -63,7 +70,31 @@ fn responses() -> Vec<Response> {
         Response::Counts(Box::new(Counts { stored: 5, hits: 6, ..Counts::default() })),
         Response::Metrics(MetricsPart { text: "a_total 7\n".repeat(3000), more: true }),
         Response::Failed(Code::NamespaceUnknown, "why".into()),
+        Response::Described(description(3)),
+        Response::Scanned(page(40, Some(1 << 20))),
+        Response::Scanned(Page::default()),
     ]
+}
+
+/// A description of so many namespaces, with the longest names.
+fn description(count: usize) -> Description {
+    let namespace = |at: usize| {
+        let (tenant, model) = ("ü".repeat(64), "m".repeat(128));
+        Described { id: ShortKey(at as u64), tenant, model, block_bytes: u64::MAX }
+    };
+    let namespaces = (0..count).map(namespace).collect();
+    Description { version: "0.1.0".into(), blocks: u64::MAX, namespaces, more: true }
+}
+
+/// A page of so many blocks, each in a segment of its own or in none.
+fn page(count: usize, next: Option<u32>) -> Page {
+    let head = |at: usize| ShortKey(u64::MAX - at as u64);
+    let segment = |at| Segment { head: head(at), order: (0..MAX_ORDER as u16).collect() };
+    let block = |at: usize| {
+        let segment = Some(at as u16).filter(|at| at % 2 == 0);
+        Seen { key: head(at), namespace: 9, tiers: (at % 8) as u8, segment }
+    };
+    Page { blocks: (0..count).map(block).collect(), segments: (0..count).map(segment).collect(), next }
 }
 
 #[test]
@@ -118,6 +149,43 @@ fn a_request_that_cannot_be_read_is_answered_by_its_number() {
     message.truncate(20);
     assert_eq!(Request::decode(&message).unwrap_err().0, Some(77));
     assert_eq!(Request::decode(&message[..5]).unwrap_err().0, None);
+}
+
+#[test]
+fn the_longest_pages_and_descriptions_fit_a_notification() {
+    let scan = Request::Scan(Scan { lots: vec![Lot([5; 32]); MAX_SERVERS], ..Scan::default() });
+    let message = scan.encode(1);
+    assert!(message.len() <= 60 << 10, "{} bytes", message.len());
+    assert_eq!(Request::decode(&message).unwrap(), (1, scan));
+    for response in [Response::Described(description(PART)), Response::Scanned(page(PAGE, Some(9)))] {
+        let message = response.encode(1);
+        assert!(message.len() <= 60 << 10, "{} bytes", message.len());
+        assert_eq!(Response::decode(&message).unwrap(), (1, response));
+    }
+}
+
+#[test]
+fn a_page_names_no_tier_segment_or_page_that_there_is_not() {
+    let short = Page {
+        blocks: vec![Seen { key: ShortKey(1), namespace: 0, tiers: 7, segment: Some(0) }],
+        segments: vec![Segment { head: ShortKey(2), order: vec![0, 1] }],
+        next: None,
+    };
+    let message = Response::Scanned(short).encode(1);
+    assert!(Response::decode(&message).is_ok());
+    let end = message.len();
+    // From the end: the place of the segment, and the tiers before it. Behind the number: whether a page follows, and where.
+    for (at, value) in [(end - 2, 1), (end - 3, 8), (10, 2), (11, 1)] {
+        let mut other = message.clone();
+        other[at] = value;
+        assert!(Response::decode(&other).is_err(), "byte {at} is {value}");
+    }
+    for (at, value) in [(14, 64), (15, MAX_ORDER as u8 + 1)] {
+        let mut other = Request::Scan(Scan::default()).encode(1);
+        assert!(Request::decode(&other).is_ok());
+        other[at] = value;
+        assert!(Request::decode(&other).is_err(), "byte {at} is {value}");
+    }
 }
 
 #[test]

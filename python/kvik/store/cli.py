@@ -28,17 +28,19 @@ DEFAULT_ADDRESS: str = next(option.default[0] for option in STORE.options if opt
 
 
 class _Group(click.Group):
-    """Imports the benchmarks only when they are called: a server has no need of them."""
+    """Imports the benchmarks and the doctor only when they are called: a server has no need of them."""
+
+    _LATE = ("bench", "doctor")
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, without importing anything."""
-        return sorted({"bench", *super().list_commands(ctx)})
+        return sorted({*self._LATE, *super().list_commands(ctx)})
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import a subcommand."""
-        if cmd_name != "bench":
+        if cmd_name not in self._LATE:
             return super().get_command(ctx, cmd_name)
-        command: click.Command = importlib.import_module("kvik.store.bench.cli").bench
+        command: click.Command = getattr(importlib.import_module(f"kvik.store.{cmd_name}.cli"), cmd_name)
         return command
 
 
@@ -46,8 +48,8 @@ class _Group(click.Group):
 def store() -> None:
     """Keep KV for engines that come and go.
 
-    `serve` runs a store; engines use it by `kvik.Store.connect(engine, "HOST:PORT", ...)`, and `stat` shows
-    what it does.
+    `serve` runs a store; engines use it by `kvik.Store.connect(engine, "HOST:PORT", ...)`, `stat` shows what
+    it does, and `doctor` what its servers hold and what is wrong.
     """
 
 

@@ -85,7 +85,7 @@ def _servers(figures: Figures) -> Table:
             name,
             f"{one.blocks:,}",
             _percent(one.blocks / blocks if blocks else None),
-            _size(one.memory_bytes),
+            size(one.memory_bytes),
             f"{one.lookups / seconds:,.0f}",
             _percent(one.lookups / asked if asked else None),
             _percent(one.hits / one.lookups if one.lookups else None),
@@ -122,28 +122,28 @@ def _lines(figures: Figures) -> list[str]:
     used, pinned = sum(now.memory_bytes.values()), sum(now.pinned_bytes.values())
     deciding = ", ".join(f"{policy}{_for(tenant)}" for tenant, policy in sorted(now.policy.items()))
     lines = [
-        f"memory     {_size(used)} in blocks, {_size(now.memory_taken)} taken of "
-        f"{_size(now.memory_capacity)}; {_size(now.lent_bytes)} being read, {_size(pinned)} pinned",
+        f"memory     {size(used)} in blocks, {size(now.memory_taken)} taken of "
+        f"{size(now.memory_capacity)}; {size(now.lent_bytes)} being read, {size(pinned)} pinned",
         f"blocks     {now.blocks:,} known",
         f"policy     {deciding}; evicted: {_counted(ever.evicted) or 'none'}",
         f"reuse gap  {_ages(ever.reuse_gap)}",
         f"idle time  {_ages(ever.idle)} before eviction",
     ]
     for tenant, quota in sorted(now.quota_bytes.items()):
-        lines.append(f"quota      {tenant}: {_size(now.memory_bytes.get(tenant, 0))} of {_size(quota)}")
+        lines.append(f"quota      {tenant}: {size(now.memory_bytes.get(tenant, 0))} of {size(quota)}")
     if now.log is not None:
         log = now.log
         lines.append(
-            f"log        {_size(log['bytes'])} of {_size(log['capacity_bytes'])} in {log['segments']} "
-            f"segments, {log['dropped_blocks']:,} blocks dropped, {_size(log['copied_bytes'])} copied, "
+            f"log        {size(log['bytes'])} of {size(log['capacity_bytes'])} in {log['segments']} "
+            f"segments, {log['dropped_blocks']:,} blocks dropped, {size(log['copied_bytes'])} copied, "
             f"{log['syncs']:,} syncs, {log['failures']:,} failures"
         )
     if now.object is not None:
         far = now.object
         state = "is not asked, since it did not answer" if far["shut"] else "is being looked through"
         lines.append(
-            f"objects    {_size(far['bytes'])} of {_size(far['capacity_bytes'])} in {far['count']:,}, "
-            f"{_size(far['unsent_bytes'])} unsent, {far['requests']:,} requests, "
+            f"objects    {size(far['bytes'])} of {size(far['capacity_bytes'])} in {far['count']:,}, "
+            f"{size(far['unsent_bytes'])} unsent, {far['requests']:,} requests, "
             f"{far['failures']:,} failures, {far['unwritten_blocks']:,} blocks not taken"
         )
         if far["shut"] or not far["open"]:
@@ -190,7 +190,8 @@ def _time(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def _size(count: int) -> str:
+def size(count: int) -> str:
+    """Bytes for people."""
     for unit, power in _UNITS:
         if count >= 1 << power:
             return f"{count / (1 << power):.1f} {unit}"

@@ -20,4 +20,5 @@ mod rig;
 mod schedules;
 mod served;
 mod stopped;
+mod survey;
 mod tracer;

@@ -10,41 +10,44 @@ use std::time::{Duration, Instant};
 const BLOCKS: u32 = 300;
 
 /// A server with an engine of its own.
-struct Member {
+pub struct Member {
     engine: Engine,
-    server: Server,
+    pub server: Server,
 }
 
 impl Member {
-    fn start() -> Member {
+    pub fn start() -> Member {
+        Member::with(&StoreOptions { memory: 64 << 20, ..StoreOptions::default() })
+    }
+
+    pub fn with(options: &StoreOptions) -> Member {
         let engine = Engine::start(Config::default()).unwrap();
-        let options = StoreOptions { memory: 64 << 20, ..StoreOptions::default() };
-        let server = Server::start(&engine, &options).unwrap();
+        let server = Server::start(&engine, options).unwrap();
         Member { engine, server }
     }
 
-    fn address(&self) -> String {
+    pub fn address(&self) -> String {
         self.engine.addresses()[0].to_string()
     }
 
-    fn blocks(&self) -> u64 {
+    pub fn blocks(&self) -> u64 {
         self.server.counts().blocks
     }
 }
 
-fn addresses(members: &[&Member]) -> Vec<String> {
+pub fn addresses(members: &[&Member]) -> Vec<String> {
     members.iter().map(|member| member.address()).collect()
 }
 
 /// A client of several servers, with pages of its own.
-struct Asking {
-    client: Client,
+pub struct Asking {
+    pub client: Client,
     space: Space,
     pages: Pages,
 }
 
 impl Asking {
-    fn of(servers: &[String], copies: usize) -> Asking {
+    pub fn of(servers: &[String], copies: usize) -> Asking {
         Asking::at(&Servers::parse(servers).unwrap(), copies)
     }
 
@@ -56,7 +59,7 @@ impl Asking {
         Asking { client, space, pages }
     }
 
-    fn put(&self, chain: Chain<'_>, deadline: Option<Duration>) -> kvik_core::Result<Stored> {
+    pub fn put(&self, chain: Chain<'_>, deadline: Option<Duration>) -> kvik_core::Result<Stored> {
         let ids: Vec<u32> = (0..chain.keys().len() as u32).collect();
         chain.keys().iter().zip(&ids).for_each(|(key, page)| self.pages.fill(*page, key));
         self.space.put(chain, &self.pages.set(&ids), Ack::Stored, deadline)?.wait(None)
@@ -78,7 +81,7 @@ impl Asking {
     }
 }
 
-fn prompt(first: u32) -> Vec<BlockKey> {
+pub fn prompt(first: u32) -> Vec<BlockKey> {
     keys(&namespace("tiny"), &(first..first + BLOCKS).collect::<Vec<u32>>())
 }
 
