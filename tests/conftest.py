@@ -25,6 +25,7 @@ MAY_SKIP: dict[str, str] = {
     "tests/python/test_deploy.py::test_kustomize_builds": "kubectl, which is not part of the tools here",
     "tests/python/test_store_dashboard.py": "prometheus, which the build installs for root on Debian",
     "tests/python/test_store_etcd.py": "etcd, which the build installs for root on Debian",
+    "tests/python/test_store_members.py": "etcd, which the build installs for root on Debian",
     "tests/python/test_store_object.py": "moto, an S3 server, which the dev environment has",
     "tests/rdma/test_devices.py": NO_GUEST,
     "tests/rdma/test_guest.py": NO_GUEST,
