@@ -147,20 +147,18 @@ def cell_faults(cell: Raw) -> list[str]:
 
 
 def overhead_report(raw: Raw) -> str:
-    """A table for each setting of the engine's own cache."""
+    """A row for each size of steps and setting of the engine's own cache."""
     settings = raw["settings"]
-    parts = [_heads(raw, f"{settings['pairs']} pairs a start")]
-    for cache in settings["caches"]:
-        columns = ["tokens a step"]
-        for scheduling in settings["scheduling"]:
-            columns += [f"{scheduling}: none, s", "saves asynchronous, to none", "saves synchronous, to none"]
-        rows = [
-            [str(steps), *(text for one in settings["scheduling"] for text in _cells(raw, steps, cache, one))]
-            for steps in settings["steps"]
-        ]
-        parts += [f"engine's prefix cache {cache}:", markdown(columns, rows)]
-    parts += [f"INVALID {_name(cell)}: {'; '.join(faults)}" for cell, faults in invalid_cells(raw)]
-    return "\n\n".join(parts)
+    columns = ["tokens a step", "engine's cache", "without a store, s"]
+    columns += ["saves asynchronous, to without", "saves synchronous, to without", "pairs"]
+    rows = [
+        [str(steps), cache, *_cells(raw, steps, cache)]
+        for cache in settings["caches"]
+        for steps in settings["steps"]
+    ]
+    heads = _heads(raw, f"{settings['pairs']} pairs a start")
+    lines = [f"INVALID {_name(cell)}: {'; '.join(faults)}" for cell, faults in invalid_cells(raw)]
+    return "\n\n".join([heads, markdown(columns, rows), *lines])
 
 
 def invalid_cells(raw: Raw) -> Iterator[tuple[Raw, list[str]]]:
@@ -170,13 +168,12 @@ def invalid_cells(raw: Raw) -> Iterator[tuple[Raw, list[str]]]:
             yield cell, faults
 
 
-def _cells(raw: Raw, steps: int, cache: str, scheduling: str) -> list[str]:
-    wanted = (steps, cache, scheduling)
-    cells = [one for one in raw["cells"] if (one["steps"], one["cache"], one["scheduling"]) == wanted]
+def _cells(raw: Raw, steps: int, cache: str) -> list[str]:
+    cells = [one for one in raw["cells"] if (one["steps"], one["cache"]) == (steps, cache)]
     if not cells:
-        return ["-"] * 3
+        return ["-"] * 4
     if any(map(cell_faults, cells)):
-        return ["invalid"] * 3
+        return ["invalid"] * 4
 
     def all_of(arm: str, value: Callable[[Raw], float]) -> list[float]:
         return [value(turn) for cell in cells for turn in turns_of(cell, arm)]
@@ -185,11 +182,11 @@ def _cells(raw: Raw, steps: int, cache: str, scheduling: str) -> list[str]:
     answered = all_of("store", lambda turn: float(turn["seconds"]))
     stored = all_of("store", lambda turn: max(float(turn["stored_s"]), float(turn["seconds"])))
     ratios = [ratio(values, none) for values in (answered, stored)]
-    return [mean(none).text(), *(one.text(digits=3) if one else "-" for one in ratios)]
+    return [mean(none).text(), *(one.text(digits=3) if one else "-" for one in ratios), str(len(none))]
 
 
 def _name(cell: Raw) -> str:
-    return f"{cell['steps']} tokens a step, cache {cell['cache']}, scheduling {cell['scheduling']}"
+    return f"{cell['steps']} tokens a step, cache {cell['cache']}"
 
 
 def _heads(raw: Raw, what: str) -> str:

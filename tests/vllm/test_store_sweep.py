@@ -106,25 +106,22 @@ def cell(figures: ModuleType, steps: int, stored: float | None = 3.0) -> dict[st
     ]
     counted = {"computed": float(3 * 2 * figures.LONG), "host": 0.0, "remote": 0.0}
     return {
-        "start": 0, "steps": steps, "cache": "on", "scheduling": "synchronous", "turns": turns,
+        "start": 0, "steps": steps, "cache": "on", "turns": turns,
         "counted": {arm: dict(counted) for arm in figures.ARMS},
     }  # fmt: skip
 
 
 def overhead(figures: ModuleType) -> dict[str, Any]:
     """Pairs of servers of two sizes."""
-    settings = {
-        "pairs": 3, "steps": [64, 32], "caches": ["on", "off"], "scheduling": ["synchronous"], "seed": 1
-    }  # fmt: skip
+    settings = {"pairs": 3, "steps": [64, 32], "caches": ["on", "off"], "seed": 1}
     cells = [cell(figures, 64), cell(figures, 32)]
     return {"settings": settings, "cells": cells, "facts": FACTS}
 
 
 def test_overhead_is_a_ratio_over_pairs(figures: ModuleType) -> None:
     report = figures.overhead_report(overhead(figures))
-    on, off = report.split("engine's prefix cache on:")[1].split("engine's prefix cache off:")
-    assert "| 64 | 2.02 (1.97 to 2.07) | 1.050 (1.050 to 1.050) | 1.485 (" in on
-    assert "| 64 | - | - | - |" in off
+    assert "| 64 | on | 2.02 (1.97 to 2.07) | 1.050 (1.050 to 1.050) | 1.485 (" in report
+    assert "| 64 | off | - | - | - | - |" in report
     assert "INVALID" not in report
 
 
@@ -141,8 +138,8 @@ def test_a_pair_of_servers_is_invalid(figures: ModuleType, change: str) -> None:
     ((bad, faults),) = figures.invalid_cells(raw)
     assert (bad["steps"], len(faults)) == (64, 1)
     report = figures.overhead_report(raw)
-    assert "| 64 | invalid | invalid | invalid |" in report
-    assert "| 32 | 2.02 " in report
+    assert "| 64 | on | invalid | invalid | invalid | invalid |" in report
+    assert "| 32 | on | 2.02 " in report
     assert "INVALID 64 tokens a step" in report
 
 
@@ -164,7 +161,7 @@ def test_what_was_given_goes_before_quick(sweep: ModuleType, monkeypatch: pytest
     "words",
     [
         ("hits", "--shares", "0.25"), ("hits", "--shares", "1.1"), ("hits", "--go-on"),
-        ("overhead", "--caches", "maybe"), ("overhead", "--scheduling", "on"),
+        ("overhead", "--caches", "maybe"), ("overhead", "--table"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused(
@@ -179,7 +176,7 @@ def test_going_on_does_what_is_missing_in_the_same_order(
 ) -> None:
     settings = settings_of(sweep, monkeypatch, "overhead", "--starts", "2", "--seed", "7")
     parts = sweep.overhead_parts(settings)
-    assert len(parts) == 2 * 8 * 2 * 2
+    assert len(parts) == 2 * 8 * 2
     assert parts == sweep.overhead_parts(settings)
     names = ["which", "seed", *sweep.KINDS["overhead"].settings]
     raw = sweep.kept.begun(settings, names)
