@@ -150,14 +150,12 @@ class Scene:
 
     def listed(self, names: set[str]) -> None:
         """Wait until all clients know just these."""
-        for client in self.load.clients:
-            becomes(lambda client=client: client.names() == names)
+        becomes(lambda: all(client.names() == names for client in self.load.clients))
 
     def answer(self) -> None:
         """Wait until all three are listed and answer."""
         self.listed(self.names())
-        for client in self.load.clients:
-            becomes(lambda client=client: client.up() == len(self.names()))
+        becomes(lambda: all(client.up() == len(self.names()) for client in self.load.clients))
 
     def lasts(self) -> None:
         """The time of a window."""

@@ -37,16 +37,13 @@ def test_servers_come_and_go_under_load(tmp_path: Path, copies: int) -> None:
         with two.stopped():
             load.goes_on()
             listed(one, two, three, four)
-            for client in load.clients:
-                becomes(lambda client=client: len(client.store.members()) == 4)
+            becomes(lambda: all(len(client.store.members()) == 4 for client in load.clients))
             load.goes_on()
         one.again()
-        for client in load.clients:
-            becomes(lambda client=client: client.up() == 4)
+        becomes(lambda: all(client.up() == 4 for client in load.clients))
         load.goes_on()
         listed(two, three, four)
-        for client in load.clients:
-            becomes(lambda client=client: client.up() == 3)
+        becomes(lambda: all(client.up() == 3 for client in load.clients))
         load.goes_on()
         for client in load.clients:
             calls = len(client.calls)
