@@ -48,7 +48,6 @@ import kvik
 from kvik.bench import facts
 from kvik.stat.snapshot import Samples
 from kvik.store.bench.figures import markdown, text
-from kvik.store.figures import figures
 
 MEMORY = "256MiB"
 SEGMENT = 64  # blocks that lie together
@@ -270,22 +269,15 @@ def hot(scene: Scene, copies: int, given: argparse.Namespace) -> list[dict[str, 
 
 def shares(before: Samples, after: Samples, names: dict[str, str]) -> dict[str, dict[str, float]]:
     """Of all that was asked for between two looks, the part of each server: blocks and requests."""
-    lookups = {
-        name: server.lookups
-        for name, server in figures("", before, after, 1.0, dict.fromkeys(names, True)).servers.items()
-    }
 
-    def gets(samples: Samples) -> dict[str, float]:
-        return samples.by("kvik_store_operation_seconds_count", lambda of: of["member"], op="get")
+    def parts(metric: str, **labels: str) -> dict[str, float]:
+        looks = [look.by(metric, lambda of: of["member"], **labels) for look in (before, after)]
+        rose = {name: looks[1].get(name, 0.0) - looks[0].get(name, 0.0) for name in names}
+        return {name: count / (sum(rose.values()) or 1.0) for name, count in rose.items()}
 
-    requests = {name: gets(after).get(name, 0.0) - gets(before).get(name, 0.0) for name in names}
-    return {
-        number: {
-            "blocks": lookups[name] / max(1, sum(lookups.values())),
-            "requests": requests[name] / max(1, sum(requests.values())),
-        }
-        for name, number in names.items()
-    }
+    blocks = parts("kvik_store_lookups_total", tier="memory")
+    requests = parts("kvik_store_operation_seconds_count", op="get")
+    return {number: {"blocks": blocks[name], "requests": requests[name]} for name, number in names.items()}
 
 
 # All.
