@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import secrets
@@ -28,10 +27,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 
-from scipy import stats
+from stage_table import Stages
 
 from kvik.demo import client
 from kvik.roles.hosts import Host, Rate, two_hosts
@@ -48,7 +46,6 @@ LIMIT = 120.0
 READY = "kvik store serves on "
 BLOCKS = 'kvik_emulator_store_blocks_total{{result="{}"}}'
 CACHED = 'vllm:prompt_tokens_by_source_total{source="local_cache_hit"}'
-SOURCES = ("recompute", "remote store", "host store", "engine cache")
 
 
 @dataclass(frozen=True)
@@ -257,13 +254,6 @@ def stages(
     fleet.stop(engine.server, host.server)
 
 
-def interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Mean, and the ends of its 95 % interval."""
-    mean = statistics.fmean(samples)
-    half = stats.t.ppf(0.975, len(samples) - 1) * statistics.stdev(samples) / math.sqrt(len(samples))
-    return mean, mean - half, mean + half
-
-
 # Under load.
 
 
@@ -337,24 +327,6 @@ def under_load(setting: Setting, fleet: Fleet, store: Store, how: str) -> dict[s
     }
 
 
-def table(means: dict[str, list[float]], longest: dict[str, float], sources: dict[str, str]) -> None:
-    """The twelve stages, then the four sources with their intervals."""
-    print("\n| stage | KV from | TTFT, mean of rounds, s | longest, s |\n|---|---|---|---|")
-    for text, samples in means.items():
-        print(f"| {text} | {sources[text]} | {statistics.fmean(samples):.3f} | {longest[text]:.3f} |")
-    print("\n| KV from | TTFT, s | 95 % interval, s | samples |\n|---|---|---|---|")
-    rows = []
-    for source in SOURCES:
-        # A store that is stopped or killed costs its deadline besides: those stages stand for themselves.
-        texts = [text for text in means if sources[text] == source and "(SIG" not in text]
-        samples = [statistics.fmean(parts) for parts in zip(*(means[text] for text in texts), strict=True)]
-        rows.append(interval(samples))
-        mean, low, high = rows[-1]
-        print(f"| {source} | {mean:.3f} | {low:.3f} to {high:.3f} | {len(samples)} |")
-    apart = all(above[1] > below[2] for above, below in pairwise(rows))
-    print(f"\nintervals apart, in this order: {'yes' if apart else 'NO'}")
-
-
 def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -365,9 +337,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.rounds < 2:
         parser.error("--rounds: an interval takes two at least")
-    means: dict[str, list[float]] = {}
+    means = Stages("TTFT, s", 3, rising=False)
     longest: dict[str, float] = {}
-    sources: dict[str, str] = {}
     with (
         two_hosts() as (left, right),
         tempfile.TemporaryDirectory() as logs,
@@ -386,18 +357,18 @@ def main() -> None:
         store = Store(setting, fleet)
         for number in range(given.rounds):
             for text, source, mean, most in stages(setting, fleet, store, number):
-                means.setdefault(text, []).append(mean)
+                means.add(text, source, mean)
                 longest[text] = max(longest.get(text, 0.0), most)
-                sources[text] = source
                 print(f"round {number + 1}: {text}: {source}, {mean:.3f} s", flush=True)
-        table(means, longest, sources)
+        # A store that is stopped or killed costs its deadline besides: those stages stand for themselves.
+        by_stage, by_source = means.by_stage(**{"longest, s": longest}), means.by_source(without="(SIG")
+        print(f"\n{by_stage}\n\n{by_source}")
         lost = [under_load(setting, fleet, store, how) for how in ("killed", "stopped")]
         for row in lost:
             print(row)
     if given.json:
-        given.json.write_text(
-            json.dumps({"stages": means, "sources": sources, "longest": longest, "load": lost}, indent=1)
-        )
+        whole = {"stages": means.figures, "sources": means.sources, "longest": longest, "load": lost}
+        given.json.write_text(json.dumps(whole, indent=1))
 
 
 if __name__ == "__main__":

@@ -45,9 +45,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import kept
 import vllm_beside_figures as figures
 from tests.vllm.forked import ForkParent
 from tests.vllm.pairs import ASK_PREFILL, ROOT, START_LIMIT, start_engine, tree
+from vllm_engine import cpu_of
 
 from kvik.bench import facts
 from kvik.demo import client
@@ -113,7 +115,7 @@ class Servers:
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds of each side so far."""
-        return {side: sum(map(_cpu_of, pids)) for side, pids in self._pids.items()}
+        return {side: sum(map(cpu_of, pids)) for side, pids in self._pids.items()}
 
     def place(self, cores: Mapping[str, set[int]]) -> None:
         """Let all threads of a side run on its cores; threads to come inherit that."""
@@ -145,11 +147,6 @@ class Servers:
                     found[name] = found.get(name, 0.0) + counted.get(name, 0.0)
         found[COMPUTED] = client.metrics(self.decode.url)[COMPUTED]
         return found
-
-
-def _cpu_of(pid: int) -> float:
-    """CPU seconds of a process, its ended threads included: what `clock_getcpuclockid` names."""
-    return time.clock_gettime(~pid << 3 | 2)
 
 
 @contextlib.contextmanager
@@ -323,7 +320,7 @@ class Run:
                 cell = self._one(start, name, parent, model, folder, packages)
                 cell["seconds"] = time.monotonic() - began
                 self.raw["cells"].append(cell)
-                self.save()
+                kept.write(self.settings.out, self.raw)
                 self._tell(cell)
         return True
 
@@ -345,13 +342,6 @@ class Run:
             f"start {cell['start']} {cell['arm']}: adds {said} ({cell['seconds']:.0f} s) {faults}", flush=True
         )
 
-    def save(self) -> None:
-        """Write all there is, at once."""
-        if self.settings.out is not None:
-            new = self.settings.out.with_suffix(".new")
-            new.write_text(json.dumps(self.raw))
-            new.replace(self.settings.out)
-
 
 @functools.cache
 def nixl_packages() -> str:
@@ -368,14 +358,6 @@ def nixl_version(packages: str) -> str:
     for found in importlib.metadata.distributions(name="nixl", path=[packages]):
         return found.version
     raise SystemExit(f"no NIXL in {packages}")
-
-
-def read(settings: argparse.Namespace) -> dict[str, Any]:
-    """The raw data of a run to go on with; the settings become its."""
-    raw: dict[str, Any] = json.loads(settings.out.read_text())
-    for name in OF_ONE_RUN:
-        setattr(settings, name, raw["settings"][name])
-    return raw
 
 
 def parse() -> argparse.Namespace:
@@ -417,9 +399,9 @@ def main() -> int:
     settings = parse()
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))  # servers are stopped on the way
     if settings.go_on or settings.table:
-        raw = read(settings)
+        raw = kept.read(settings.out, settings, OF_ONE_RUN)
     else:
-        raw = {"settings": {name: getattr(settings, name) for name in OF_ONE_RUN}, "cells": []}
+        raw = kept.begun(settings, OF_ONE_RUN)
     enough = True
     if not settings.table:
         os.environ["VLLM_NIXL_SIDE_CHANNEL_HOST"] = LOOPBACK

@@ -26,7 +26,6 @@ import math
 import os
 import random
 import secrets
-import statistics
 import sys
 import tempfile
 import time
@@ -36,34 +35,28 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from urllib.request import Request, urlopen
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from stage_table import Stages, interval
 from tests.python.store_rig import Served
 from tests.vllm.forked import ForkParent
-from tests.vllm.pairs import COMPUTED, START_LIMIT, USAGE, prompt_of, start_engine, wait_for
-from vllm_beside_figures import of_mean
+from tests.vllm.pairs import prompt_of
+from vllm_engine import LIMIT, Engine, engine_spec
 
 from kvik.bench import facts
 from kvik.demo import client
-from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, SPEC, ensure_checkpoint
-from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec
+from kvik.demo.checkpoint import SPEC, ensure_checkpoint
+from kvik.demo.engines import BLOCK_TOKENS, Connector
 from kvik.roles.hosts import Host, Rate, two_hosts
-from kvik.roles.ports import free_ports
-from kvik.roles.processes import Fleet, HttpServer, Process
+from kvik.roles.processes import Fleet, Process
 
 LAYERS = 64  # of the checkpoint: 64 KiB of KV a token
 BLOCKS = 9  # of a prompt: 72 MiB
 PROMPT = BLOCKS * BLOCK_TOKENS + 1
 TOKENS = 4
 DEADLINE = 5.0
-LIMIT = 180.0
 READY = "kvik store serves on "
-LOADED = "vllm:kvik_store_blocks_loaded_{}_total"
-SAVED = "vllm:kvik_store_blocks_saved_remote_total"
-STEPS = ("--max-num-batched-tokens", "1024")
-SOURCES = ("recompute", "remote store", "host store", "engine cache")
 # What a stage has to count: prompt tokens that are computed, blocks loaded from the host, from the server.
 COUNTS = {
     "recompute": (PROMPT, 0, 0),
@@ -103,61 +96,6 @@ class Store:
         self.start()
 
 
-@dataclass
-class Engine:
-    """A vLLM server, which can be started again."""
-
-    parent: ForkParent
-    model: Path
-    spec: EngineSpec
-    fleet: Fleet
-    folder: Path
-    server: HttpServer = field(init=False)
-    _looks: int = 0
-
-    def __post_init__(self) -> None:
-        """Start it."""
-        self._start()
-
-    def _start(self) -> None:
-        (port,) = free_ports(1)
-        server = start_engine(self.parent, self.model, self.spec, port, self.folder)
-        self.server = self.fleet.add(server)
-        server.wait_ready(time.monotonic() + START_LIMIT)
-        client.complete(self.server.url, [7] * (BLOCK_TOKENS - 1), 1)  # no whole block
-
-    def restart(self) -> None:
-        """End it and start it, with nothing in its memory."""
-        self.stop()
-        self._looks = 0
-        self._start()
-
-    def stop(self) -> None:
-        """End it."""
-        self.fleet.stop(self.server)
-
-    def forget(self) -> None:
-        """Empty its own prefix cache, and nothing else."""
-        order = Request(f"{self.server.url}/reset_prefix_cache", method="POST")  # noqa: S310 - http
-        urlopen(order, timeout=LIMIT).close()  # noqa: S310
-
-    def _idle(self) -> bool:
-        """Let it step, since counts come with steps: whether no KV block is in use then."""
-        self._looks += 1
-        client.complete(self.server.url, [FIRST_BYTE_TOKEN], 1)
-        return client.metrics(self.server.url)[USAGE] == 0
-
-    def counts(self) -> tuple[float, float, float]:
-        """Prompt tokens that were computed, and blocks that were loaded from the host and from the server;
-        once no KV block waits for a save any more."""
-        if not wait_for(self._idle, bool, LIMIT):
-            raise SystemExit(f"KV blocks still wait for saves\n{self.server.tail()}")
-        counted = client.metrics(self.server.url)
-        names = (COMPUTED, LOADED.format("host"), LOADED.format("remote"))
-        computed, host, remote = (counted.get(name, 0.0) for name in names)
-        return computed - self._looks, host, remote
-
-
 # Stages.
 
 
@@ -177,11 +115,11 @@ class Round:
             began = time.monotonic()
             answer = client.complete(engine.server.url, prompt, TOKENS, timeout=LIMIT)
             seconds += time.monotonic() - began
-            grown = [after - count for after, count in zip(engine.counts(), before, strict=True)]
+            grown = engine.counts().since(before)
             expected = (COUNTS[source][0], *(self.ranks * count for count in COUNTS[source][1:]))
-            if tuple(grown) != expected:
+            if grown != expected:
                 raise SystemExit(
-                    f"stage {stage}: {grown} computed tokens, host and remote blocks; {source} has "
+                    f"stage {stage}: {tuple(grown)} computed tokens, host and remote blocks; {source} has "
                     f"{expected}\n{engine.server.tail()}"
                 )
             if self.truth.setdefault(number, answer.tokens) != answer.tokens or len(answer.tokens) != TOKENS:
@@ -193,16 +131,6 @@ def kv_bytes() -> int:
     """KV of one prompt's whole blocks: layers, K and V, KV heads, head dimension, bytes of a float32."""
     head = int(SPEC["num_key_value_heads"]) * int(SPEC["head_dim"])
     return LAYERS * 2 * head * 4 * BLOCKS * BLOCK_TOKENS
-
-
-def engine_spec(store: object, ranks: int) -> EngineSpec:
-    """A server with this store."""
-    return EngineSpec(
-        "engine",
-        Connector("kv_both", extra={"store": store}) if store else None,
-        tensor_parallel=ranks,
-        arguments=STEPS,
-    )
 
 
 def stages_of(engine: Engine, store: Store, this: Round) -> Iterator[tuple[str, str, float]]:
@@ -251,40 +179,15 @@ def stages(given: argparse.Namespace, stack: ExitStack, folder: Path) -> dict[st
         f"{LAYERS} layers, {PROMPT} tokens, {kv_bytes() >> 20} MiB of KV a prompt, {given.prompts} prompts "
         f"a stage, {given.rounds} rounds, link of {given.rate}, {given.ranks} rank(s)"
     )
-    rates: dict[str, list[float]] = {}
-    sources: dict[str, str] = {}
+    found = Stages("requests/s", 2, rising=True)
     for number in range(given.rounds):
         first = number * given.prompts
         this = Round([prompt_of(PROMPT, seed) for seed in range(first, first + given.prompts)], given.ranks)
         for text, source, rate in stages_of(engine, store, this):
-            rates.setdefault(text, []).append(rate)
-            sources[text] = source
+            found.add(text, source, rate)
             print(f"round {number + 1}: {text}: {source}, {rate:.2f} requests/s", flush=True)
-    table(rates, sources)
-    return {"requests_per_second": rates, "sources": sources}
-
-
-def interval(samples: Sequence[float]) -> tuple[float, float, float]:
-    """Mean, and the ends of its 95 % interval."""
-    low, high = of_mean(samples) or (math.nan, math.nan)
-    return statistics.fmean(samples), low, high
-
-
-def table(rates: dict[str, list[float]], sources: dict[str, str]) -> None:
-    """The stages, then the four sources with their intervals."""
-    print("\n| stage | KV from | requests/s, mean of rounds |\n|---|---|---|")
-    for text, samples in rates.items():
-        print(f"| {text} | {sources[text]} | {statistics.fmean(samples):.2f} |")
-    print("\n| KV from | requests/s | 95 % interval | samples |\n|---|---|---|---|")
-    rows = []
-    for source in SOURCES:
-        texts = [text for text in rates if sources[text] == source]
-        samples = [statistics.fmean(parts) for parts in zip(*(rates[text] for text in texts), strict=True)]
-        rows.append(interval(samples))
-        mean, low, high = rows[-1]
-        print(f"| {source} | {mean:.2f} | {low:.2f} to {high:.2f} | {len(samples)} |")
-    apart = all(slower[2] < faster[1] for slower, faster in pairwise(rows))
-    print(f"\nintervals apart, in this order: {'yes' if apart else 'NO'}")
+    print(f"\n{found.by_stage()}\n\n{found.by_source()}")
+    return {"requests_per_second": found.figures, "sources": found.sources}
 
 
 # Cold.
@@ -349,18 +252,20 @@ def cold_start(
                 "address": stack.enter_context(Served("--memory", "1GiB")).address,
                 "host_cache": "256MiB",
             }
-        engine = Engine(parent, model, engine_spec(config, 1), fleet, folder)
+        engine = Engine(parent, model, engine_spec(config), fleet, folder)
+        engine.begin()
         stack.callback(engine.stop)
+        engine.wait_ready()
         for warm in range(COLD_AT_ONCE):
             client.complete(engine.server.url, prompt_of(COLD_PROMPT, -1 - warm), COLD_TOKENS)
         before = engine.counts()
         found = cold_run(engine, prompts)
-        grown = [after - count for after, count in zip(engine.counts(), before, strict=True)]
-        if grown != [sum(map(len, prompts)), 0, 0]:
+        grown = engine.counts().since(before)
+        if grown != (sum(map(len, prompts)), 0, 0):
             raise SystemExit(
-                f"{arm}: {grown} computed tokens, host and remote blocks\n{engine.server.tail()}"
+                f"{arm}: {tuple(grown)} computed tokens, host and remote blocks\n{engine.server.tail()}"
             )
-        saved = client.metrics(engine.server.url).get(SAVED, 0.0)
+        saved = engine.saved()
         wanted = (len(prompts) + COLD_AT_ONCE) * (COLD_PROMPT // BLOCK_TOKENS) if config else 0
         if saved < wanted:
             raise SystemExit(f"{arm}: {saved:.0f} blocks were saved, not {wanted}\n{engine.server.tail()}")

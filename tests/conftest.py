@@ -29,6 +29,7 @@ MAY_SKIP: dict[str, str] = {
     "tests/python/test_deploy_store_runs.py": NO_MACHINES,
     "tests/python/test_store_dashboard.py": "prometheus, which the build installs for root on Debian",
     "tests/python/test_store_etcd.py": "etcd, which the build installs for root on Debian",
+    "tests/python/test_store_members.py": "etcd, which the build installs for root on Debian",
     "tests/python/test_store_object.py": "moto, an S3 server, which the dev environment has",
     "tests/rdma/test_devices.py": NO_GUEST,
     "tests/rdma/test_guest.py": NO_GUEST,

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import random
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,130 +16,8 @@ import pytest
 import kvik
 from kvik.serving_cache.config import CacheConfig
 from kvik.serving_cache.tiers import Stop, Tiers
+from tests.python.store_load import BLOCKS, DEADLINE, LIMIT, PROMPTS, RUN, Client, Load, becomes
 from tests.python.store_rig import NAMESPACE, Bytes, Served
-
-DEADLINE = 6.0
-"""Of each call: longer than it takes until a process that has stopped is noticed."""
-LIMIT = 60.0
-"""For what a test waits for."""
-BLOCKS, RUN = 200, 512
-PROMPTS = 24
-
-
-class Client:
-    """A client of several servers, with pages for a prompt; each block that it reads is compared."""
-
-    def __init__(self, servers: Path | list[str], copies: int) -> None:
-        self.engine = kvik.Engine()
-        self.layout = kvik.Layout(BLOCKS, RUN)
-        self.region = self.engine.allocate(self.layout.nbytes)
-        self.bytes: Bytes = np.frombuffer(memoryview(self.region), dtype=np.uint8).reshape(BLOCKS, RUN)
-        self.store = kvik.Store.connect(
-            self.engine, servers, NAMESPACE, self.layout, copies=copies, deadline=LIMIT
-        )
-        self.longest, self.calls, self.wrong = 0.0, 0, 0
-
-    def keys(self, prompt: int) -> bytes:
-        return self.store.keys([prompt] * (BLOCKS * NAMESPACE.block_tokens))
-
-    def content(self, keys: bytes) -> Bytes:
-        """Of each block bytes that are its own."""
-        words = np.frombuffer(keys, dtype=np.uint8).reshape(-1, 32)
-        return np.tile(words, (1, RUN // 32))
-
-    def put(self, prompt: int) -> kvik.Stored:
-        keys = self.keys(prompt)
-        self.bytes[:] = self.content(keys)
-        with self._timed():
-            return self.store.put(
-                keys, self.region.pages(self.layout, range(BLOCKS)), deadline=DEADLINE
-            ).wait()
-
-    def got(self, prompt: int) -> int:
-        """How many blocks are read, asked for in two calls."""
-        keys, there, half = self.keys(prompt), 0, random.Random(prompt).randrange(1, BLOCKS)
-        self.bytes[:] = 0xEE
-        for first, end in ((0, half), (half, BLOCKS)):
-            pages = self.region.pages(self.layout, range(first, end))
-            with self._timed():
-                get = self.store.get(
-                    keys[32 * first : 32 * end], pages, before=keys[: 32 * first], deadline=DEADLINE
-                )
-                there += get.wait()
-            if there < end:
-                break
-        self.wrong += int((self.bytes[:there] != self.content(keys)[:there]).any(axis=1).sum())
-        return there
-
-    @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
-        began = time.monotonic()
-        yield
-        self.longest = max(self.longest, time.monotonic() - began)
-        self.calls += 1
-
-    def up(self) -> int:
-        return sum(member.up for member in self.store.members())
-
-    def close(self) -> None:
-        del self.bytes
-        self.engine.close()
-
-
-class Load:
-    """Clients that read prompts, and put what they miss, until it ends."""
-
-    def __init__(self, servers: Path, copies: int, clients: int) -> None:
-        self.clients = [Client(servers, copies) for _ in range(clients)]
-        self._ended = threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(one,)) for one in self.clients]
-        self._rounds = [0] * clients
-        self._moved = threading.Condition()
-        self.failures: list[BaseException] = []
-        for thread in self._threads:
-            thread.start()
-
-    def _run(self, client: Client) -> None:
-        number = self.clients.index(client)
-        chance = random.Random(number)
-        try:
-            while not self._ended.is_set():
-                prompt = chance.randrange(PROMPTS)
-                if client.got(prompt) < BLOCKS:
-                    client.put(prompt)
-                with self._moved:
-                    self._rounds[number] += 1
-                    self._moved.notify_all()
-        except BaseException as error:
-            self.failures.append(error)
-            with self._moved:
-                self._moved.notify_all()
-
-    def goes_on(self, rounds: int = 5) -> None:
-        """Waits until each client has come so much further."""
-        with self._moved:
-            aims = [done + rounds for done in self._rounds]
-            assert self._moved.wait_for(
-                lambda: self.failures or all(map(int.__ge__, self._rounds, aims)), LIMIT
-            ), self._rounds
-        assert not self.failures, self.failures
-
-    def __enter__(self) -> Load:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        for thread in self._threads:
-            thread.join(LIMIT)
-        for client in self.clients:
-            client.close()
-
-
-def _becomes(so: object) -> None:
-    until = time.monotonic() + LIMIT
-    while not so():  # type: ignore[operator]
-        assert time.monotonic() < until
-        time.sleep(0.02)  # nobody tells a client's user when a server is there
 
 
 @pytest.mark.parametrize("copies", [1, 2])
@@ -162,21 +37,17 @@ def test_servers_come_and_go_under_load(tmp_path: Path, copies: int) -> None:
         with two.stopped():
             load.goes_on()
             listed(one, two, three, four)
-            for client in load.clients:
-                _becomes(lambda client=client: len(client.store.members()) == 4)
+            becomes(lambda: all(len(client.store.members()) == 4 for client in load.clients))
             load.goes_on()
         one.again()
-        for client in load.clients:
-            _becomes(lambda client=client: client.up() == 4)
+        becomes(lambda: all(client.up() == 4 for client in load.clients))
         load.goes_on()
         listed(two, three, four)
-        for client in load.clients:
-            _becomes(lambda client=client: client.up() == 3)
+        becomes(lambda: all(client.up() == 3 for client in load.clients))
         load.goes_on()
         for client in load.clients:
-            print(
-                f"{copies} copies: {client.calls} calls, {client.wrong} wrong, longest {client.longest:.2f} s"
-            )
+            calls = len(client.calls)
+            print(f"{copies} copies: {calls} calls, {client.wrong} wrong, longest {client.longest:.2f} s")
             print(client.store.members())
         assert sum(client.wrong for client in load.clients) == 0
         # One deadline in all: one for each server, or each copy, would be several of them.
@@ -208,7 +79,7 @@ def test_a_copy_is_read_while_its_server_is_down() -> None:
             client.store.clear()
         one.kill()
         three.kill()
-        _becomes(lambda: client.up() == 0)
+        becomes(lambda: client.up() == 0)
         with pytest.raises(kvik.StoreUnavailable, match="none of the store's 3 servers"):
             client.got(0)
         assert client.store.choose(10, 1.0).reason == "unavailable"

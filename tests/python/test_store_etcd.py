@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 import ssl
-import subprocess
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,46 +15,18 @@ import pytest
 import kvik
 from kvik.roles.ports import LOOPBACK, free_ports
 from tests.python.authority import Authority
+from tests.python.etcd import Etcd
 from tests.python.peers import stop
+from tests.python.store_load import becomes
 from tests.python.store_rig import NAMESPACE, Rig, Served
 
 LIMIT = 60.0
 """For what a test waits for: a lease takes ten seconds to end, and more on a busy machine."""
 
 
-class Etcd:
-    """An etcd, which can be killed and started again, with what it had or without."""
-
-    def __init__(self, program: str, folder: Path, *arguments: str) -> None:
-        self._program, self._folder, self._starts, self._arguments = program, folder, 0, arguments
-        scheme = "https" if "--cert-file" in " ".join(arguments) else "http"
-        self.address, peer = (f"{LOOPBACK}:{port}" for port in free_ports(2))
-        self._client, self._peer = f"{scheme}://{self.address}", f"http://{peer}"
-        self.url = f"{self._client}/kvik/store"
-        self.process = self._start()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        with (self._folder / "log").open("ab") as log:
-            return subprocess.Popen(
-                [self._program, "--name=one", f"--data-dir={self._folder / str(self._starts)}",
-                 f"--listen-client-urls={self._client}", f"--advertise-client-urls={self._client}",
-                 f"--listen-peer-urls={self._peer}", f"--initial-advertise-peer-urls={self._peer}",
-                 f"--initial-cluster=one={self._peer}", *self._arguments],
-                stdout=log, stderr=log,
-            )  # fmt: skip
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(timeout=LIMIT)
-
-    def again(self, *, empty: bool) -> None:
-        self._starts += empty
-        self.process = self._start()
-
-
 @pytest.fixture
 def program() -> str:
-    found = shutil.which("etcd")
+    found = Etcd.program()
     if found is None:
         pytest.skip("there is no etcd")
     return found
@@ -72,13 +42,6 @@ def etcd(program: str, tmp_path: Path) -> Iterator[Etcd]:
 @pytest.fixture(scope="module")
 def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls") / "ours")
-
-
-def _becomes(so: Callable[[], bool]) -> None:
-    until = time.monotonic() + LIMIT
-    while not so():
-        assert time.monotonic() < until, "it does not become so"
-        time.sleep(0.05)  # nobody tells a client's user that the servers are others
 
 
 def _met(engine: kvik.Engine, etcd: Etcd) -> Rig:
@@ -118,21 +81,21 @@ def test_servers_come_and_go_in_etcd(etcd: Etcd) -> None:
     given = ("--etcd", etcd.url)
     with Served(*given) as one, Served(*given) as two, kvik.Engine() as engine:
         rig = _met(engine, etcd)
-        _becomes(lambda: _names(rig) == {one.address, two.address})
+        becomes(lambda: _names(rig) == {one.address, two.address})
         with Served(*given) as three:
-            _becomes(lambda: _names(rig) == {one.address, two.address, three.address})
+            becomes(lambda: _names(rig) == {one.address, two.address, three.address})
             keys = [rig.store.keys([prompt] * 64) for prompt in range(30)]
-            _becomes(lambda: all(rig.put(some).refused == 0 for some in keys))
+            becomes(lambda: all(rig.put(some).refused == 0 for some in keys))
             assert [rig.got(some) for some in keys] == [16] * 30
             # One that ends in order takes itself out; what it had is missed, and what others have is not.
             two.process.terminate()
-            _becomes(lambda: _names(rig) == {one.address, three.address})
+            becomes(lambda: _names(rig) == {one.address, three.address})
             there = [rig.got(some) for some in keys]
             assert set(there) <= {0, 16}
             assert 16 in there
             # One that is killed goes with its lease.
             three.kill()
-            _becomes(lambda: _names(rig) == {one.address})
+            becomes(lambda: _names(rig) == {one.address})
         assert all(rig.put(some).refused == 0 for some in keys)
         assert [rig.got(some) for some in keys] == [16] * 30
         del rig.bytes
@@ -142,7 +105,7 @@ def test_an_etcd_that_is_away_costs_nothing(etcd: Etcd) -> None:
     given = ("--etcd", etcd.url)
     with Served(*given) as one, Served(*given) as two, kvik.Engine() as engine:
         rig, both = _met(engine, etcd), {one.address, two.address}
-        _becomes(lambda: _names(rig) == both)
+        becomes(lambda: _names(rig) == both)
         keys = [rig.store.keys([prompt] * 64) for prompt in range(10)]
         assert [rig.put(some).stored for some in keys] == [16] * 10
         stop(etcd.process.pid)  # as if the network were cut
@@ -153,14 +116,14 @@ def test_an_etcd_that_is_away_costs_nothing(etcd: Etcd) -> None:
         etcd.again(empty=True)
         with kvik.Engine() as other:
             fresh = _met(other, etcd)
-            _becomes(lambda: _names(fresh) == both)
+            becomes(lambda: _names(fresh) == both)
             assert [fresh.got(some) for some in keys] == [16] * 10
             del fresh.bytes
-        _becomes(lambda: _names(rig) == both)
+        becomes(lambda: _names(rig) == both)
         assert [rig.got(some) for some in keys] == [16] * 10
         # The first one follows again.
         with Served(*given) as three:
-            _becomes(lambda: _names(rig) == {*both, three.address})
+            becomes(lambda: _names(rig) == {*both, three.address})
         del rig.bytes
 
 
@@ -172,7 +135,7 @@ def _serves(etcd: Etcd) -> None:
         keys = rig.store.keys([1] * 64)
         assert (rig.put(keys).stored, rig.got(keys)) == (16, 16)
         with Served("--etcd", etcd.url) as two:
-            _becomes(lambda: _names(rig) == {one.address, two.address})
+            becomes(lambda: _names(rig) == {one.address, two.address})
         del rig.bytes
 
 

@@ -1,40 +1,27 @@
 """What `bench/vllm_beside.py` makes of its raw data, and what it calls invalid; without a server."""
 
 import argparse
-import importlib.util
 import json
 import os
-import sys
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from tests.vllm.pairs import ROOT
+from tests.python.benches import bench
 
 LENGTHS = (513, 2049)
 PROMPTS = 2
 
 
-def _load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "bench" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
 def figures() -> ModuleType:
-    return _load("vllm_beside_figures")
+    return bench("vllm_beside_figures")
 
 
 @pytest.fixture(scope="module")
-def beside(figures: ModuleType) -> ModuleType:
-    assert figures
-    return _load("vllm_beside")
+def beside() -> ModuleType:
+    return bench("vllm_beside")
 
 
 def cell(arm: str, start: int, added: float) -> dict[str, Any]:
