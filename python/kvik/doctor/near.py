@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from kvik.doctor.host import RDMA
 from kvik.doctor.maps import nics_for_ranks, usable
-from kvik.doctor.model import Machine, Nic
+from kvik.doctor.model import Machine, Nic, Port
 
 EFA, VERBS = "efa", "verbs"
 _EFA_DRIVER = "efa"
@@ -91,7 +91,7 @@ class _Candidates:
 
 def _candidates(machine: Machine, kind: str) -> _Candidates:
     linked = [nic for nic in usable(machine) if (nic.driver == _EFA_DRIVER) == (kind == EFA)]
-    able = [nic for nic in linked if nic.node is not None and _has_address(nic)]
+    able = [nic for nic in linked if nic.node is not None and any(map(_can_be_reached, nic.ports))]
     if not able:
         raise NearUnknownError(_why_none(machine, kind, linked))
     hardware = [nic for nic in able if nic.address is not None] or able
@@ -104,9 +104,9 @@ def _candidates(machine: Machine, kind: str) -> _Candidates:
     )
 
 
-def _has_address(nic: Nic) -> bool:
-    """Whether a port can be reached: over Ethernet it needs a GID, which it has with an address."""
-    return any(port.active and (port.layer != "Ethernet" or port.gids) for port in nic.ports)
+def _can_be_reached(port: Port) -> bool:
+    """Whether it has a link, and over Ethernet a GID, which it has with an address."""
+    return port.active and (port.layer != "Ethernet" or bool(port.gids))
 
 
 def _why_none(machine: Machine, kind: str, linked: Sequence[Nic]) -> str:
@@ -145,7 +145,7 @@ def _near(machine: Machine, candidates: _Candidates, names: Sequence[str], why: 
     chosen = [by_name[name] for name in names]
     nodes = {nic.numa for nic in chosen}
     node = nodes.pop() if len(machine.nodes) > 1 and len(nodes) == 1 else None
-    every = len(chosen) == len(candidates.nics) and not candidates.rest
+    every = len(chosen) == len(candidates.nics) and not (candidates.rest or candidates.allotted)
     if candidates.rest:
         left = ", ".join(f"{nic.name} ({nic.rate_gbits:g} Gbit/s)" for nic in candidates.rest)
         why += f"; left out as slower or in software: {left}"
@@ -153,7 +153,6 @@ def _near(machine: Machine, candidates: _Candidates, names: Sequence[str], why: 
 
 
 def _ports(nic: Nic) -> list[str]:
-    """The ports of a NIC that have a link, as an engine names them: the first one as the device."""
-    return [
-        nic.name if port.number == 1 else f"{nic.name}/{port.number}" for port in nic.ports if port.active
-    ]
+    """The ports of a NIC that can be used, as an engine names them: the first one as the device."""
+    usable_ports = [port.number for port in nic.ports if _can_be_reached(port)]
+    return [nic.name if number == 1 else f"{nic.name}/{number}" for number in usable_ports]
