@@ -35,24 +35,70 @@ class Near:
     why: str
 
 
-def near_gpu(machine: Machine, kind: str, address: str) -> Near:
-    """The NICs of `kind` (`EFA` or `VERBS`) of the rank whose KV lies on the GPU at this PCI address."""
-    candidates = _candidates(machine, kind)
-    gpus = _gpus(machine, address, candidates.allotted)
-    only = replace(machine, nics=candidates.nics)
-    names = nics_for_ranks(only, len(gpus), gpus=gpus)[gpus.index(address)]
-    among = f" of {len(gpus)} alike" if len(gpus) > 1 else ""
-    return _near(machine, candidates, names, f"near GPU {address}{among}")
+class NearNics:
+    """The NICs of one kind (`EFA` or `VERBS`) of a machine, shared out. `NearUnknownError` where there are
+    none to share."""
 
+    def __init__(self, machine: Machine, kind: str) -> None:
+        linked = [nic for nic in usable(machine) if (nic.driver == _EFA_DRIVER) == (kind == EFA)]
+        able = [nic for nic in linked if nic.node is not None and any(map(_can_be_reached, nic.ports))]
+        if not able:
+            raise NearUnknownError(_why_none(linked, kind, machine))
+        hardware = [nic for nic in able if nic.address is not None] or able
+        fastest = max(nic.rate_gbits for nic in hardware)
+        self._machine = machine
+        self._nics = tuple(nic for nic in hardware if _SLOW * nic.rate_gbits >= fastest)
+        # Others that an engine would open which is told of none.
+        self._rest = [nic for nic in able if nic not in self._nics]
+        # This container has the device files of some NICs only.
+        self._allotted = any(nic.node is None for nic in linked)
 
-def near_number(machine: Machine, kind: str, number: int, ranks: int) -> Near:
-    """The NICs of rank `number` of `ranks` on this host, whose KV lies in the host's memory: an even share,
-    by names. No rank can know on which node the others' memory is, so no share is nearer than another."""
-    candidates = _candidates(machine, kind)
-    only = replace(machine, nics=candidates.nics, gpus=())
-    names = nics_for_ranks(only, ranks)[number]
-    shared = _near(machine, candidates, names, f"the share of rank {number} of {ranks} on this host")
-    return replace(shared, node=None)
+    def of_gpu(self, address: str) -> Near:
+        """Those of the rank whose KV lies on the GPU at this PCI address."""
+        gpus = self._gpus(address)
+        only = replace(self._machine, nics=self._nics)
+        names = nics_for_ranks(only, len(gpus), gpus=gpus)[gpus.index(address)]
+        among = f" of {len(gpus)} alike" if len(gpus) > 1 else ""
+        return self._near(names, f"near GPU {address}{among}")
+
+    def of_rank(self, number: int, ranks: int) -> Near:
+        """Those of rank `number` of `ranks` on this host, whose KV lies in the host's memory: an even share,
+        by names. No rank can know on which node the others' memory is, so no share is nearer than another."""
+        only = replace(self._machine, nics=self._nics, gpus=())
+        names = nics_for_ranks(only, ranks)[number]
+        return replace(self._near(names, f"the share of rank {number} of {ranks} on this host"), node=None)
+
+    def _gpus(self, address: str) -> list[str]:
+        """The GPUs that share the NICs: those of the model of this one. Others, such as the display's, have
+        none.
+
+        A container that was allotted some NICs was allotted some GPUs as well, and shares among those;
+        NVIDIA's tools leave the others' files out of /proc."""
+        devices = self._machine.devices
+        if address not in {gpu.address for gpu in self._machine.gpus}:
+            raise NearUnknownError(f"GPU {address} is not among the GPUs of /sys/bus/pci/devices")
+        own = devices[address]
+        alike = [
+            gpu.address
+            for gpu in self._machine.gpus
+            if (devices[gpu.address].vendor, devices[gpu.address].device) == (own.vendor, own.device)
+        ]
+        if self._allotted:
+            hidden = {missing.path for missing in self._machine.unread}
+            shown = [one for one in alike if _INFORMATION.format(one) not in hidden]
+            return shown if address in shown else alike
+        return alike
+
+    def _near(self, names: Sequence[str], why: str) -> Near:
+        by_name = {nic.name: nic for nic in self._nics}
+        chosen = [by_name[name] for name in names]
+        nodes = {nic.numa for nic in chosen}
+        node = nodes.pop() if len(self._machine.nodes) > 1 and len(nodes) == 1 else None
+        every = len(chosen) == len(self._nics) and not (self._rest or self._allotted)
+        if self._rest:
+            left = ", ".join(f"{nic.name} ({nic.rate_gbits:g} Gbit/s)" for nic in self._rest)
+            why += f"; left out as slower or in software: {left}"
+        return Near(() if every else tuple(port for nic in chosen for port in _ports(nic)), node, why)
 
 
 @dataclass(frozen=True)
@@ -73,35 +119,10 @@ def near_gpus(machine: Machine) -> list[OfGpu]:
     for kind in sorted(there):
         for gpu in machine.gpus:
             try:
-                found.append(OfGpu(gpu.address, kind, near_gpu(machine, kind, gpu.address)))
+                found.append(OfGpu(gpu.address, kind, NearNics(machine, kind).of_gpu(gpu.address)))
             except NearUnknownError as error:
                 found.append(OfGpu(gpu.address, kind, None, str(error)))
     return found
-
-
-@dataclass(frozen=True)
-class _Candidates:
-    """`nics` are shared out. `rest`: others that an engine would open which is told of none. `allotted`: this
-    container has the device files of some NICs only."""
-
-    nics: tuple[Nic, ...]
-    rest: tuple[Nic, ...]
-    allotted: bool
-
-
-def _candidates(machine: Machine, kind: str) -> _Candidates:
-    linked = [nic for nic in usable(machine) if (nic.driver == _EFA_DRIVER) == (kind == EFA)]
-    able = [nic for nic in linked if nic.node is not None and any(map(_can_be_reached, nic.ports))]
-    if not able:
-        raise NearUnknownError(_why_none(machine, kind, linked))
-    hardware = [nic for nic in able if nic.address is not None] or able
-    fastest = max(nic.rate_gbits for nic in hardware)
-    chosen = tuple(nic for nic in hardware if _SLOW * nic.rate_gbits >= fastest)
-    return _Candidates(
-        nics=chosen,
-        rest=tuple(nic for nic in able if nic not in chosen),
-        allotted=any(nic.node is None for nic in linked),
-    )
 
 
 def _can_be_reached(port: Port) -> bool:
@@ -109,7 +130,7 @@ def _can_be_reached(port: Port) -> bool:
     return port.active and (port.layer != "Ethernet" or bool(port.gids))
 
 
-def _why_none(machine: Machine, kind: str, linked: Sequence[Nic]) -> str:
+def _why_none(linked: Sequence[Nic], kind: str, machine: Machine) -> str:
     unread = next((missing for missing in machine.unread if missing.path == RDMA), None)
     if unread is not None:
         return f"{RDMA}: {unread.reason}"
@@ -117,39 +138,6 @@ def _why_none(machine: Machine, kind: str, linked: Sequence[Nic]) -> str:
     if any(nic.node is None for nic in linked):
         return f"no {what} has its device file in /dev/infiniband"
     return f"{RDMA} has no {what} with a link" + (" and an address" if linked else "")
-
-
-def _gpus(machine: Machine, address: str, allotted: bool) -> list[str]:
-    """The GPUs that share the NICs: those of the model of this one. Others, such as the display's, have none.
-
-    A container that was allotted some NICs was allotted some GPUs as well, and shares among those; NVIDIA's
-    tools leave the others' files out of /proc."""
-    if address not in {gpu.address for gpu in machine.gpus}:
-        raise NearUnknownError(f"GPU {address} is not among the GPUs of /sys/bus/pci/devices")
-    own = machine.devices[address]
-    alike = [
-        gpu.address
-        for gpu in machine.gpus
-        if (machine.devices[gpu.address].vendor, machine.devices[gpu.address].device)
-        == (own.vendor, own.device)
-    ]
-    if allotted:
-        hidden = {missing.path for missing in machine.unread}
-        shown = [one for one in alike if _INFORMATION.format(one) not in hidden]
-        return shown if address in shown else alike
-    return alike
-
-
-def _near(machine: Machine, candidates: _Candidates, names: Sequence[str], why: str) -> Near:
-    by_name = {nic.name: nic for nic in candidates.nics}
-    chosen = [by_name[name] for name in names]
-    nodes = {nic.numa for nic in chosen}
-    node = nodes.pop() if len(machine.nodes) > 1 and len(nodes) == 1 else None
-    every = len(chosen) == len(candidates.nics) and not (candidates.rest or candidates.allotted)
-    if candidates.rest:
-        left = ", ".join(f"{nic.name} ({nic.rate_gbits:g} Gbit/s)" for nic in candidates.rest)
-        why += f"; left out as slower or in software: {left}"
-    return Near(() if every else tuple(port for nic in chosen for port in _ports(nic)), node, why)
 
 
 def _ports(nic: Nic) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from kvik.doctor.examining import examine
 from kvik.doctor.links import link_gbs
-from kvik.doctor.model import Machine, Nic
+from kvik.doctor.model import Nic, PciDevice
 from kvik.doctor.ranking import findings
 from kvik.doctor.saving import save
 from kvik.doctor.tree import RecordedTree, Tree, live
@@ -29,11 +29,11 @@ def summary(tree: Tree, host: str | None = None) -> dict[str, Any]:
         "container": machine.container,
         "nodes": [f"{node.number}: processors {node.cpus}" for node in machine.nodes],
         "gpus": [
-            f"{gpu.address}: {gpu.name}{_place(machine, gpu.address)}{_window(gpu.bar1_bytes)}"
+            f"{gpu.address}: {gpu.name}{_place(machine.devices[gpu.address])}{_window(gpu.bar1_bytes)}"
             for gpu in machine.gpus
         ],
-        "nics": [_nic(machine, nic) for nic in machine.nics],
-        "nvmes": [f"{nvme.address}{_place(machine, nvme.address)}" for nvme in machine.nvmes],
+        "nics": [_nic(nic, machine.devices.get(nic.address or "")) for nic in machine.nics],
+        "nvmes": [f"{nvme.address}{_place(machine.devices[nvme.address])}" for nvme in machine.nvmes],
         "gpu_driver": machine.gpu_driver,
         "modules": sorted(machine.modules),
         "libraries": sorted({f"{library.name} {library.version}" for library in machine.libraries}),
@@ -44,9 +44,8 @@ def summary(tree: Tree, host: str | None = None) -> dict[str, Any]:
     }
 
 
-def _place(machine: Machine, address: str | None) -> str:
+def _place(device: PciDevice | None) -> str:
     """The link and the node of a device."""
-    device = machine.devices.get(address or "")
     if device is None:
         return ""
     gbs = link_gbs(device)
@@ -58,10 +57,10 @@ def _window(bar1: int | None) -> str:
     return "" if bar1 is None else f", window of {bar1 >> 20} MiB"
 
 
-def _nic(machine: Machine, nic: Nic) -> str:
+def _nic(nic: Nic, device: PciDevice | None) -> str:
     rate = f"{nic.rate_gbits:g} Gbit/s" if nic.rate_gbits else "no link"
     mtu = "" if nic.mtu is None else f", mtu {nic.mtu}"
-    return f"{nic.name}: {nic.driver}, {rate}{mtu}{_place(machine, nic.address)}"
+    return f"{nic.name}: {nic.driver}, {rate}{mtu}{_place(device)}"
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvik.doctor import Machine, examine, live
-from kvik.doctor.near import EFA, VERBS, Near, NearUnknownError, near_gpu, near_number
+from kvik.doctor.near import EFA, VERBS, Near, NearNics, NearUnknownError
 
 NEAR, ALL = "near", "all"
 _KINDS = {"efa": EFA, "verbs": VERBS}
@@ -78,10 +78,10 @@ def choose(
         return Choice(prefix, why=f"all: {what}") if devices is None else Choice(prefix, unknown=what)
     try:
         here = (machine or look)()
-        near = _near(here, kind, spot)
+        near = _near(spot, kind, here)
     except NearUnknownError as error:
         return Choice(prefix, unknown=str(error))
-    cpus, why = (None, "") if placed else _threads(here, near)
+    cpus, why = (None, "") if placed else _threads(near, here)
     nics = f"{prefix}:{','.join(near.devices)}" if near.devices else prefix
     return Choice(nics, cpus, near.why + why)
 
@@ -95,15 +95,14 @@ def _split(text: str | None) -> tuple[str, str, str | None]:
     return f"{kind}:{provider}", provider.partition(";")[0], rest or None
 
 
-def _near(machine: Machine, kind: str, spot: Spot) -> Near:
-    if spot.gpu is None:
-        return near_number(machine, kind, spot.number, spot.ranks)
-    if not spot.gpu:
+def _near(spot: Spot, kind: str, machine: Machine) -> Near:
+    if spot.gpu == "":
         raise NearUnknownError("the driver does not say which GPU the KV lies on")
-    return near_gpu(machine, kind, spot.gpu)
+    nics = NearNics(machine, kind)
+    return nics.of_rank(spot.number, spot.ranks) if spot.gpu is None else nics.of_gpu(spot.gpu)
 
 
-def _threads(machine: Machine, near: Near) -> tuple[tuple[int, ...] | None, str]:
+def _threads(near: Near, machine: Machine) -> tuple[tuple[int, ...] | None, str]:
     """The processors of the NICs' node that this process may use, and what is said of them."""
     if near.node is None:
         return None, ""

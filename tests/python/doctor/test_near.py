@@ -13,7 +13,7 @@ import pytest
 
 from kvik.doctor.maps import nics_for_ranks
 from kvik.doctor.model import Machine, Missing, Nic, Port
-from kvik.doctor.near import EFA, VERBS, NearUnknownError, near_gpu, near_gpus, near_number
+from kvik.doctor.near import EFA, VERBS, Near, NearNics, NearUnknownError, near_gpus
 from kvik.doctor.show import machine_lines, to_json
 from tests.python.doctor.machines import recorded
 from tests.python.doctor.machines.recording import Machine as Described
@@ -23,6 +23,14 @@ from tests.python.doctor.small import examined, made
 from tests.python.peers import random_seed
 
 SERVERS = {machine.name: machine for machine in HEALTHY}
+
+
+def near_gpu(machine: Machine, kind: str, address: str) -> Near:
+    return NearNics(machine, kind).of_gpu(address)
+
+
+def near_number(machine: Machine, kind: str, number: int, ranks: int) -> Near:
+    return NearNics(machine, kind).of_rank(number, ranks)
 
 
 def able(machine: Machine) -> Machine:
