@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 import kvik
+from kvik._native import gpu_address
 from kvik.handover.memory import KvMemory
+from kvik.handover.native import gpu_of
+from kvik.handover.near import Spot, choose
+from tests.python.doctor.machines.desktops import GIDS
+from tests.python.doctor.machines.recording import Device, Machine, bridge, record
+from tests.python.doctor.small import examined
 from tests.python.gpu import Array, Cuda, alone, build
 from tests.python.gpu_handover import GpuSide, check_order
 from tests.python.handover_harness import shape_of
@@ -236,6 +242,37 @@ def test_without_cuda_no_address_is_a_gpus() -> None:
             return {"shape": (64,), "typestr": "|u1", "data": (4096, False), "version": 3}
 
     refused(Told(), "nobody in this process uses CUDA")
+
+
+@alone
+def test_the_driver_says_which_gpu_memory_lies_on(cuda: Cuda) -> None:
+    """By its PCI address in the kernel's letters, whatever number this process has for it."""
+    host = np.zeros(64, np.uint8)
+    assert gpu_address(host.ctypes.data) is None
+    assert gpu_address(0) is None
+    first = cuda.array(64)
+    other = ctypes.c_void_p()
+    cuda.call("cuDevicePrimaryCtxRetain", ctypes.byref(other), 1)
+    cuda.call("cuCtxSetCurrent", other)
+    second = cuda.array(64)
+    assert [gpu_address(array.at) for array in (first, second)] == ["0000:1a:00.0", "0000:1b:00.0"]
+    assert gpu_of(second.at + 63) == "0000:1b:00.0"
+    second.free()
+    assert gpu_of(second.at) == ""
+
+
+@alone
+def test_a_rank_takes_the_nics_near_the_gpu_of_its_kv(cuda: Cuda) -> None:
+    """From the driver's word to what the engine is told."""
+    link, devices = (32.0, 16), []
+    for number in (0, 1):
+        gpu = Device(f"0000:{0x1A + number:02x}:00.0", "gpu", 0x10DE, 0x2330, link, link, number)
+        nic = Device(f"0000:{0x3A + number:02x}:00.0", "nic", 0x15B3, 0x1021, link, link, number, gids=GIDS)
+        nic.name, nic.rate = f"mlx5_{1 - number}", "400 Gb/sec (4X NDR)"
+        devices.append(bridge(f"0000:00:{number + 1:02x}.0", [gpu, nic], link, numa=number))
+    machine = examined(record(Machine("two", ("a maker", "a board"), devices, nodes=2)))
+    taken = choose("verbs", Spot(gpu_of(cuda.array(64).at)), placed=True, machine=lambda: machine)
+    assert taken.nics == "verbs:mlx5_1"
 
 
 @alone

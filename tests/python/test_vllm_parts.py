@@ -130,6 +130,20 @@ def test_nics_fit_the_ranks_of_the_server(nics: Any, server: tuple[int, int, int
             config.check_ranks(*server)
 
 
+def test_ranks_on_this_host_are_those_that_vllm_says() -> None:
+    on_host = sys.modules["kvik.vllm.connector"]._on_host
+
+    def told(tp: int, pp: int, **more: int) -> int:
+        parallel = SimpleNamespace(tensor_parallel_size=tp, pipeline_parallel_size=pp, **more)
+        return int(on_host(parallel))
+
+    assert told(2, 3) == 6
+    assert told(2, 3, data_parallel_size_local=1, local_world_size=6) == 6
+    assert told(8, 2, local_world_size=8) == 8
+    assert told(2, 1, data_parallel_size_local=4, local_world_size=2) == 8
+    assert told(2, 1, data_parallel_size_local=0) == 2
+
+
 def test_layout_of_the_usual_tensors() -> None:
     memory = part("layout").inspect(kv_tensors(blocks=16, layers=11), gqa(4, tp=2))
     assert memory.nbytes == 11 * 16 * 128
@@ -208,6 +222,9 @@ def test_layout_of_tensors_on_a_gpu() -> None:
     ):
         model = layout.ModelKv("gqa", 2, 1, 4, 0, backends)
         assert layout.inspect(tensors, model).shape.order == order
+        # No driver is here to say which one.
+        assert layout.inspect(tensors, model).gpu == ""
+    assert layout.inspect(kv_tensors(blocks=16), gqa()).gpu is None
     with pytest.raises(layout.LayoutError, match="which attention backend"):
         layout.inspect(tensors, gqa())
 

@@ -8,7 +8,7 @@ use crate::args::Natural;
 use crate::errors::error;
 use kvik_core::Code;
 use kvik_engine::CallerStream;
-use kvik_host::cuda::{Cuda, Stream};
+use kvik_host::cuda::{Cuda, Kind, Stream};
 use kvik_host::{HostError, device};
 use pyo3::exceptions::{PyKeyError, PyTypeError};
 use pyo3::prelude::*;
@@ -115,6 +115,18 @@ pub fn of_address(py: Python<'_>, address: u64) -> PyResult<Where> {
     let Ok(address) = usize::try_from(address) else { return Ok(Where::Host) };
     let known = device::is_device(address).map_err(|cause| failed(py, &cause))?;
     Ok(if known { Where::Cuda } else { Where::Host })
+}
+
+/// Where on PCIe the GPU is that memory at an address lies on, as the kernel writes it: `0000:3b:00.0`. None for the
+/// host's.
+#[pyfunction]
+pub fn gpu_address(py: Python<'_>, address: Natural) -> PyResult<Option<String>> {
+    let ask = || -> Result<Option<String>, HostError> {
+        let place = usize::try_from(address.0).ok().map(Cuda::locate).transpose()?.flatten();
+        let Some(place) = place.filter(|place| place.kind != Kind::Pinned) else { return Ok(None) };
+        Ok(Some(Cuda::get()?.device(place.device)?.bus().to_owned()))
+    };
+    py.detach(ask).map_err(|cause| failed(py, &cause))
 }
 
 /// Waits until a stream of a GPU has done what it was given so far.

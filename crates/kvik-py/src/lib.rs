@@ -97,6 +97,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(options::engine_defaults, module)?)?;
     module.add_function(wrap_pyfunction!(parse_size, module)?)?;
     module.add_function(wrap_pyfunction!(content::content_chain, module)?)?;
+    module.add_function(wrap_pyfunction!(gpus::gpu_address, module)?)?;
     module.add_function(wrap_pyfunction!(engine_metrics, module)?)?;
     module.add_function(wrap_pyfunction!(store_metrics, module)?)?;
     module.add_function(wrap_pyfunction!(logs::set_log_level, module)?)?;

@@ -47,3 +47,20 @@ fn texts_name_nics_and_are_given_back() {
         assert!(error.text.contains("libfabric:PROVIDER"), "{error}");
     }
 }
+
+#[test]
+fn all_is_every_nic_and_near_is_for_ranks() {
+    for (text, plain) in [
+        ("efa:all", "efa"),
+        ("verbs:all", "verbs"),
+        ("libfabric:tcp:all", "libfabric:tcp"),
+        ("plugin:all", "plugin"),
+    ] {
+        assert_eq!(text.parse::<NicOptions>().unwrap(), plain.parse().unwrap());
+    }
+    for text in ["efa:near", "verbs:near", "libfabric:efa:near", "plugin:near"] {
+        let error = text.parse::<NicOptions>().unwrap_err();
+        assert_eq!(error.code, Code::InvalidArgument);
+        assert!(error.text.contains("kvik doctor"), "{error}");
+    }
+}

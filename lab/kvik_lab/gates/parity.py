@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from pydantic import JsonValue
+
 from kvik_lab.gates.case import Case, invalid, passed, suspect, unchecked, worst
 from kvik_lab.records import Finding, Level, Node, RunRecord
 
 # What a role has of its own in each run, and no study compares.
 _OWN = frozenset({"port", "host", "listen", "url", "log", "report_file", "pid", "seed"})
 _FACTS = ("kernel", "cpu", "cpus", "cores", "cores_usable", "memory_bytes", "governor", "gpus", "driver")
+_DOCTOR = "doctor"  # the doctor's summary, whose entries are facts as well; but for why there is none
+_UNREAD = "unread"
 _SHOWN = 4
 
 
@@ -91,10 +95,32 @@ def _nodes(case: Case) -> Finding:
 def _unlike(
     ours: Sequence[Node], theirs: Sequence[Node], varied: Sequence[str]
 ) -> tuple[str, str, object, object] | None:
-    facts = {node.name: node.facts for node in theirs}
+    facts = {node.name: _facts_of(node) for node in theirs}
     for node in ours:
-        for fact in _FACTS:
-            one, two = node.facts.get(fact), facts.get(node.name, {}).get(fact)
-            if one is not None and two is not None and one != two and fact not in varied:
-                return node.name, fact, one, two
+        for fact, one in _facts_of(node).items():
+            two = facts.get(node.name, {}).get(fact)
+            if one is not None and two is not None and one != two and not _is_varied(fact, varied):
+                return node.name, fact, *_apart(one, two)
     return None
+
+
+def _facts_of(node: Node) -> dict[str, JsonValue]:
+    """Facts by name; those of the doctor as `doctor.nics`."""
+    found = {fact: node.facts.get(fact) for fact in _FACTS}
+    seen = node.facts.get(_DOCTOR)
+    if isinstance(seen, dict):
+        found |= {f"{_DOCTOR}.{name}": value for name, value in seen.items() if name != _UNREAD}
+    return found
+
+
+def _is_varied(fact: str, varied: Sequence[str]) -> bool:
+    """Whether a factor changes it: by its whole name, or all that the doctor says."""
+    return fact in varied or fact.partition(".")[0] in varied
+
+
+def _apart(one: JsonValue, two: JsonValue) -> tuple[object, object]:
+    """Of two lists, what each has alone, unless only the order differs."""
+    if isinstance(one, list) and isinstance(two, list):
+        only = [part for part in one if part not in two], [part for part in two if part not in one]
+        return only if any(only) else (one, two)
+    return one, two

@@ -18,10 +18,10 @@ from kvik_lab.records import RunRecord, Times
 from kvik_lab.records.schema import Key, Outcome
 from kvik_lab.run.build import Planned, PlannedStart, servers, setup, varied
 from kvik_lab.run.drivers import DRIVERS
-from kvik_lab.run.execute import Up, execute, place
+from kvik_lab.run.execute import Up, execute, place, used_nodes
 from kvik_lab.run.gating import judge_again, judged
 from kvik_lab.run.journal import Journal
-from kvik_lab.run.nodes import Look, open_nodes
+from kvik_lab.run.nodes import Look, examined, open_nodes
 from kvik_lab.run.progress import Progress, outcome_of
 from kvik_lab.study import Study
 
@@ -95,10 +95,13 @@ class Control:
             system = driver.system(setup(start, nodes, logs, self.mark))
             code = driver.code(nodes[system.parts[0].role.node])
             graph = RoleGraph([part.role for part in system.parts], nodes, logs)
+            # Before the servers, whose start it would disturb; in a run it would disturb what is measured.
+            seen = {node: examined(nodes[node]) for node in used_nodes(system, start.spec)}
             with graph:
                 yield Up(
-                    name, start, system, graph, nodes, logs, self.mark, code, graph.ready_seconds, self.varied
-                )
+                    name, start, system, graph, nodes, logs, self.mark, code, graph.ready_seconds,
+                    self.varied, seen,
+                )  # fmt: skip
 
     def _await_stale(self, nodes: dict[str, Node]) -> None:
         """What an earlier controller of this journal left is ending by itself; wait for it. `RoleError`

@@ -8,8 +8,10 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+from pydantic import JsonValue
 
 from kvik.roles import LineReady, Role, RoleGraph
 from kvik.roles.node import LocalNode, Node, NodeError
@@ -22,7 +24,7 @@ from kvik_lab.records.schema import Counters, Outcome
 from kvik_lab.records.schema import Role as RoleRecord
 from kvik_lab.run.build import Planned, PlannedStart, servers, stated
 from kvik_lab.run.drivers.system import Part, System
-from kvik_lab.run.nodes import LOCAL, RIGHT, Look, recorded
+from kvik_lab.run.nodes import DOCTOR, LOCAL, RIGHT, Look, recorded
 from kvik_lab.run.spec import RunSpec
 from kvik_lab.run.ssh import SshNode
 
@@ -44,6 +46,8 @@ class Up:
     code: Mapping[str, str]
     ready: Mapping[str, float]
     varied: Sequence[str]
+    examined: Mapping[str, dict[str, JsonValue]] = field(default_factory=dict)
+    """The doctor's summary of each node, when these servers were started."""
 
 
 class RunError(Exception):
@@ -79,6 +83,8 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
     for name in looks:
         if isinstance(up.nodes[name], LocalNode):
             after[name].counters[OWN] += _own_cpu() - cpu
+        if name in up.examined:
+            after[name].facts[DOCTOR] = up.examined[name]
     facts = {
         name: {key: value for key, value in before[name].facts.items() if key in FACTS} for name in before
     }
@@ -125,10 +131,14 @@ def place(planned: PlannedStart, name: str, run: Planned) -> Place:
     )  # fmt: skip
 
 
+def used_nodes(system: System, spec: RunSpec) -> list[str]:
+    """The nodes that servers or the load run on."""
+    return sorted({part.role.node for part in system.parts} | {_client_node(spec)})
+
+
 def _look(up: Up) -> tuple[dict[str, Look], dict[str, Counters]]:
     """Every node and every server that has counters."""
-    used = {part.role.node for part in up.system.parts} | {_client_node(up.planned.spec)}
-    looks = {name: Look.at(up.nodes[name], up.mark) for name in sorted(used)}
+    looks = {name: Look.at(up.nodes[name], up.mark) for name in used_nodes(up.system, up.planned.spec)}
     far: dict[str, Counters] = {}
     for node in (up.nodes[name] for name in looks):
         if isinstance(node, SshNode):

@@ -21,6 +21,8 @@ from kvik_lab.run.spec import NodeSpec, RunSpec
 from kvik_lab.run.ssh import SshNode
 
 LOCAL, LEFT, RIGHT = "local", "left", "right"
+DOCTOR = "doctor"
+"""The fact of a node that is the doctor's summary of it."""
 
 Maker = Callable[[str, NodeSpec, Path], contextlib.AbstractContextManager[Node]]
 
@@ -79,6 +81,15 @@ class Look:
             return cls(**json.loads(said))
         except (ValueError, TypeError) as error:
             raise NodeError(f"the node's facts cannot be read: {said[:200]!r}") from error
+
+
+def examined(node: Node) -> dict[str, JsonValue]:
+    """The doctor's summary of a node, or under `unread` why there is none: kvik may not be there."""
+    try:
+        said = json.loads(node.run([node.python, "-m", "kvik.doctor.summary"]))
+    except (NodeError, ValueError) as error:
+        return {"unread": str(error)}
+    return said if isinstance(said, dict) else {"unread": f"it said {said!r}"[:200]}
 
 
 def recorded(name: str, before: Look, after: Look) -> NodeRecord:

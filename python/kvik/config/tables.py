@@ -156,9 +156,11 @@ ENGINE = Entry(
             kind=Text(most=256, what="the name of NICs"),
             default=None,
             help="NICs for one-sided transfers: `verbs`, `efa`, `libfabric:PROVIDER` (`libfabric:tcp`), or "
-            "`plugin`; with `:DEVICE,...` behind it, some of them (`verbs:mlx5_0@3` by GID index 3).",
+            "`plugin`; with `:DEVICE,...` behind it, some of them (`verbs:mlx5_0@3` by GID index 3), with "
+            "`:all` each that there is; in a connector `:near`, those near a rank's GPU.",
             reason="What is named is used or the engine does not start, so that no other network is taken "
-            "unseen. Left out, no library is loaded for it.",
+            "unseen. Left out, no library is loaded for it. Without devices it is all; in a connector near, "
+            "for KV on a GPU: bytes stay on its socket, and ranks have NICs of their own.",
         ),
         _engine(
             name="nic_library",

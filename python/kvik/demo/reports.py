@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 STEP = 0.02  # seconds between two looks at the file
+_OF_OTHERS = ("sent", "nics")  # what prefill has granted, and what a rank was told of NICs
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class ReportReader:
         whole = data[: data.rfind(b"\n") + 1]  # the last line may still be being written
         self._offset += len(whole)
         records = [json.loads(line) for line in whole.splitlines() if line.strip()]
-        return [_load(record) for record in records if record.get("outcome") != "sent"]
+        return [_load(record) for record in records if record.get("outcome") not in _OF_OTHERS]
 
     def wait(self, count: int, timeout: float = 10.0) -> list[Load]:
         """Wait until `count` new loads are there, or the time is up; returns what there is."""

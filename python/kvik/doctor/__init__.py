@@ -3,8 +3,9 @@
 ``tree`` reads paths of a live or a recorded machine, ``reader`` notes what is missing; ``pci`` and ``host``
 read the facts, ``examining`` makes a `Machine` (``model``) of them. ``links`` says what paths carry, ``cost``
 what that means for a serving engine, ``ranking`` and the two modules of rules what is wrong; ``maps`` gives
-NICs to ranks. ``saving`` records a machine without what names it; ``comparing``, ``show`` and ``page`` show,
-``measure`` measures."""
+NICs to ranks, and ``near`` those of a GPU to a rank, by an engine's names. ``saving`` records a machine
+without what names it, and ``summary`` says it in a few lines for comparisons; ``comparing``, ``show`` and
+``page`` show, ``measure`` measures."""
 
 from kvik.doctor.cost import Traffic
 from kvik.doctor.examining import examine

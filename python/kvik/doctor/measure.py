@@ -42,19 +42,9 @@ def measure(machine: Machine) -> list[Measured]:
     return [*(_memory(node) for node in machine.nodes), *_loopback()]
 
 
-def cpus(listed: str) -> set[int]:
-    """The processors of a kernel's list such as `0-3,8`."""
-    found: set[int] = set()
-    for part in listed.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdecimal():
-            found |= set(range(int(first), int(last if last.isdecimal() else first) + 1))
-    return found
-
-
 def _memory(node: NumaNode) -> Measured:
     what = f"memory of node {node.number}"
-    usable = sorted(cpus(node.cpus) & os.sched_getaffinity(0))[:_THREADS]
+    usable = sorted(node.processors & os.sched_getaffinity(0))[:_THREADS]
     if not usable:
         return Measured(what, None, "this process may run on none of its processors")
     ready = threading.Barrier(len(usable))

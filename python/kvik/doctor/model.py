@@ -126,6 +126,16 @@ class NumaNode:
     memory_bytes: int | None
     distances: tuple[int, ...]
 
+    @property
+    def processors(self) -> set[int]:
+        """The numbers of a list such as `0-3,8`."""
+        found: set[int] = set()
+        for part in self.cpus.split(","):
+            first, _, last = part.strip().partition("-")
+            if first.isdecimal():
+                found |= set(range(int(first), int(last if last.isdecimal() else first) + 1))
+        return found
+
 
 @dataclass(frozen=True)
 class Mount:

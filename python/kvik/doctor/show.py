@@ -10,11 +10,16 @@ from kvik.doctor.comparing import Comparison
 from kvik.doctor.links import link_gbs
 from kvik.doctor.maps import nics_for_ranks
 from kvik.doctor.model import Finding, Machine, Missing, Pair
+from kvik.doctor.near import OfGpu, near_gpus
 
 
 def to_json(machine: Machine, found: list[Finding]) -> dict[str, Any]:
     """What `kvik doctor --json` prints."""
-    return {"machine": asdict(machine), "findings": [asdict(finding) for finding in found]}
+    return {
+        "machine": asdict(machine),
+        "findings": [asdict(finding) for finding in found],
+        "near": [asdict(one) for one in near_gpus(machine)],
+    }
 
 
 def machine_lines(machine: Machine) -> Iterator[str]:
@@ -46,6 +51,11 @@ def machine_lines(machine: Machine) -> Iterator[str]:
         shown = near_pairs(machine)
         yield f"paths, ideal GB/s each way ({len(machine.pairs) - len(shown)} more are in --json and --page):"
         yield from (f"  {pair_text(pair)}" for pair in shown)
+    near = near_gpus(machine)
+    if near:
+        yield ""
+        yield "NICs of a serving engine's rank, by the GPU that its KV lies on:"
+        yield from (f"  {near_text(one)}" for one in near)
 
 
 def near_pairs(machine: Machine) -> list[Pair]:
@@ -95,6 +105,14 @@ def pair_text(pair: Pair) -> str:
     gbs = "unknown" if pair.gbs is None else f"{pair.gbs:.1f}"
     notes = ["through the chipset"] * (pair.chipset > 0) + ["crosses NUMA nodes"] * pair.crosses_numa
     return f"{pair.a} - {pair.b}: {gbs} ({'; '.join([pair.bottleneck, *notes])})"
+
+
+def near_text(one: OfGpu) -> str:
+    """The NICs of a GPU, as the option `nics` names them."""
+    if one.near is None:
+        return f"{one.gpu}: all of {one.kind}, since those near are not known: {one.unknown}"
+    nics = f"{one.kind}:{','.join(one.near.devices)}" if one.near.devices else one.kind
+    return f"{one.gpu}: {nics} ({one.near.why})"
 
 
 def finding_lines(found: Iterable[Finding]) -> Iterator[str]:

@@ -17,7 +17,7 @@ class KvMemory:
     address, nbytes: the storage. num_blocks: KV blocks in it. block_stride: bytes from one block of a layer
     to the next. layers: their names, in order. layer_offsets: where each begins. head_stride: bytes from one
     head of a block to the next, where heads are outermost. owner: kept for as long as kvik may touch the
-    memory.
+    memory. gpu: the PCI address of the GPU that it lies on (`native.gpu_of`); None for the host's memory.
     """
 
     address: int
@@ -29,6 +29,7 @@ class KvMemory:
     head_stride: int
     shape: KvShape
     owner: Any
+    gpu: str | None = None
 
     def region(self, engine: Engine) -> Region:
         """The storage as a region of `engine`. An adapter that lets kvik allocate its KV overrides this."""

@@ -7,8 +7,13 @@ same contract. Units: bytes, seconds.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Sequence
 from typing import Any, Protocol, cast
+
+from kvik._native import KvikError, gpu_address
+
+logger = logging.getLogger("kvik.handover")
 
 
 class Ticket(Protocol):
@@ -166,6 +171,15 @@ class Native(Protocol):
 def load() -> Native:
     """Import kvik's public face."""
     return cast(Native, importlib.import_module("kvik"))
+
+
+def gpu_of(address: int) -> str:
+    """The PCI address of the GPU that this memory lies on, which is one's; empty where CUDA does not tell."""
+    try:
+        return gpu_address(address) or ""
+    except KvikError as error:
+        logger.warning("kvik: CUDA does not say which GPU memory at %#x lies on: %s", address, error)
+        return ""
 
 
 def error_code(error: BaseException) -> str:

@@ -71,6 +71,19 @@ class SendRecord:
     outcome: str = "sent"
 
 
+@dataclass(frozen=True)
+class NicRecord:
+    """What a rank's engine was told of NICs, where it was told of any: `nics` as the engine takes it, and
+    `why` it is that, where nobody has named them; `unknown`, what could not be looked up, and made it all of
+    them. `outcome` is "nics"."""
+
+    rank: int
+    nics: str
+    why: str
+    unknown: str
+    outcome: str = "nics"
+
+
 def loaded(
     load: Load, group: GroupLoad, rank: int, remote_rank: int, report: Report, ended_at: float
 ) -> LoadRecord:
@@ -114,7 +127,7 @@ class ReportFile:
         # Unbuffered, so that one record is one `write`; closed with its holder at the latest.
         self._file = None if path is None else io.FileIO(path, "ab")
 
-    def write(self, record: LoadRecord | SendRecord) -> None:
+    def write(self, record: LoadRecord | SendRecord | NicRecord) -> None:
         """Append one line."""
         if self._file is None:
             return

@@ -41,6 +41,7 @@ from kvik.handover.native import (
     Transfer,
     error_code,
 )
+from kvik.handover.near import Choice, Spot, choose
 from kvik.handover.protocol import (
     GroupSend,
     Load,
@@ -51,7 +52,7 @@ from kvik.handover.protocol import (
     Send,
     StepPlan,
 )
-from kvik.handover.report import LoadRecord, ReportFile, SendRecord, in_log, loaded
+from kvik.handover.report import LoadRecord, NicRecord, ReportFile, SendRecord, in_log, loaded
 from kvik.handover.streaming import Division
 
 logger = logging.getLogger("kvik.handover")
@@ -87,12 +88,16 @@ class WorkerSide:
         role: str,
         place: RankPlace,
         report: ReportFile,
+        on_host: int = 0,
     ) -> None:
+        """`on_host`: how many of the server's ranks are on this host, which count on there; 0: all of a
+        replica."""
         self._native = native
         self._config = config
         self._place = place
         self._name = f"{role}-rank{place.number}"
         self._report = report
+        self._on_host = on_host or place.ranks
         self._engine: Engine | None = None
         self._region: Region | None = None
         self._stream: Callable[[], Any] = lambda: None
@@ -118,7 +123,9 @@ class WorkerSide:
         """
         if self._engine is not None:
             raise RuntimeError("kvik: KV memory was registered twice in one worker")
-        engine = self._native.Engine(**self._config.engine_options(self._name, self._place.number))
+        nics = self._choose_nics(memories[0].gpu)
+        options = self._config.engine_options(self._name, self._place.number)
+        engine = self._native.Engine(**options | nics.options())
         self._engine = engine
         self._region = memories[0].region(engine)
         self._stream = stream or self._stream
@@ -131,9 +138,23 @@ class WorkerSide:
             logger.info(
                 "kvik: %s: engine %s on %s, NICs %s, %d KV blocks of %d layers in one region of %d bytes, "
                 "shape [%s]", self._name, engine.id, ", ".join(engine.addresses),
-                self._config.nics_of(self._place.number) or "none", memory.num_blocks, memory.shape.layers,
-                memory.nbytes, memory.shape,
+                nics, memory.num_blocks, memory.shape.layers, memory.nbytes, memory.shape,
             )  # fmt: skip
+
+    def _choose_nics(self, gpu: str | None) -> Choice:
+        """The NICs of this rank, whose KV lies on that GPU."""
+        number, config = self._place.number, self._config
+        placed = config.cpus is not None or config.numa_node is not None
+        spot = Spot(gpu, number % self._on_host, self._on_host)
+        chosen = choose(config.nics_of(number), spot, placed)
+        if chosen.unknown:
+            logger.warning(
+                "kvik: %s: all NICs of %s are opened, since those near this rank are not known: %s; name "
+                "some in nics, or say all there", self._name, chosen.nics, chosen.unknown,
+            )  # fmt: skip
+        if chosen.nics is not None:
+            self._report.write(NicRecord(number, chosen.nics, chosen.why, chosen.unknown))
+        return chosen
 
     def opened(self) -> tuple[Engine, Region, Any]:
         """The engine, its region, and how pages of the first group lie there: for what else uses this

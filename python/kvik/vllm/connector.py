@@ -154,6 +154,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 role="vllm-" + str(transfer.kv_role).removeprefix("kv_"),
                 place=place,
                 report=report,
+                on_host=_on_host(parallel),
             )
 
     # Scheduler process.
@@ -508,6 +509,14 @@ def _stream_of(device: Any) -> Callable[[], Any]:
     import torch
 
     return lambda: torch.cuda.current_stream(device)
+
+
+def _on_host(parallel: Any) -> int:
+    """How many ranks of this server are on this host, as far as vLLM says: those of a replica, without what
+    other nodes have of it, times the replicas here. Of a model without experts it says 1 of these."""
+    ranks = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    local = int(getattr(parallel, "local_world_size", 0)) or ranks
+    return local * max(1, int(getattr(parallel, "data_parallel_size_local", 1)))
 
 
 def _place(parallel: Any) -> RankPlace:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvik.handover.memory import KvMemory
+from kvik.handover.native import gpu_of
 from kvik.handover.protocol import KvShape
 from kvik.vllm.packing import is_rocm, packing_of
 
@@ -110,6 +111,7 @@ def inspect(kv_caches: Mapping[str, Any], model: ModelKv) -> KvMemory:
         head_stride=head_stride * item,
         shape=shape,
         owner=kv_caches,
+        gpu=None if first.device.type == "cpu" else gpu_of(storage.data_ptr()),
     )
 
 

@@ -14,6 +14,7 @@ from kvik_lab.records import (
     Client,
     Clock,
     Counters,
+    Finding,
     Key,
     Node,
     Place,
@@ -258,6 +259,33 @@ def test_builds_and_nodes_are_compared() -> None:
     assert finding(judge(one, [two]), "V8").status == "suspect"
     elsewhere = record(id="run-2", study="another", nodes=(node(facts={"kernel": "6.9"}),))
     assert finding(judge(one, [elsewhere]), "V8").status == "unchecked"
+
+
+def test_what_the_doctor_says_of_nodes_is_compared() -> None:
+    def run(number: int, **seen: Any) -> RunRecord:
+        facts = {
+            "kernel": "6.1",
+            "doctor": {"nics": ["a: 100 Gbit/s", "b: 100 Gbit/s"], "clock": "tsc"} | seen,
+        }
+        return record(id=f"run-{number}", nodes=(node(facts=facts),))
+
+    def v8(one: RunRecord, two: RunRecord) -> Finding:
+        return finding(judge(one, [two]), "V8")
+
+    usual = run(0)
+    slower = run(1, nics=["a: 100 Gbit/s", "b: 25 Gbit/s"])
+    found = v8(usual, slower)
+    assert found.status == "suspect"
+    assert "a: doctor.nics is ['b: 100 Gbit/s'] here and ['b: 25 Gbit/s'] in run run-1" in found.what
+    assert v8(usual, run(1)).status == "passed"
+    # What was not read is no other machine, whether it is a fact or all of them.
+    assert v8(usual, run(1, clock=None)).status == "passed"
+    assert v8(usual, run(1, unread="a reason")).status == "passed"
+    without = record(id="run-1", nodes=(node(facts={"kernel": "6.1"}),))
+    assert v8(usual, without).status == "passed"
+    for varied in ("doctor.nics", "doctor"):
+        studied = usual.model_copy(update={"stated": usual.stated.model_copy(update={"varied": (varied,)})})
+        assert v8(studied, slower).status == "passed"
 
 
 def test_a_verdict_is_a_function_of_the_record() -> None:

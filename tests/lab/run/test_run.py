@@ -41,6 +41,9 @@ def test_a_study_from_its_plan_to_its_verdicts(tmp_path: Path) -> None:
         )
         assert decode.before.keys() <= decode.after.keys()
         assert one.nodes[0].after["kvik_lab_own_cpu_seconds_total"] > 0
+        seen = one.nodes[0].facts["doctor"]
+        assert isinstance(seen, dict)
+        assert "clock" in seen, seen
     assert processes(out) == []
     again, said = run("run", study, out)
     assert again == 2

@@ -49,5 +49,5 @@ def test_a_benchmark_that_fails_says_why(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_processors_are_those_of_the_kernels_list() -> None:
-    assert measure.cpus("0-3,8") == {0, 1, 2, 3, 8}
-    assert measure.cpus("") == set()
+    assert NumaNode(0, "0-3,8", None, ()).processors == {0, 1, 2, 3, 8}
+    assert NumaNode(0, "", None, ()).processors == set()

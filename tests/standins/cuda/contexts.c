@@ -183,7 +183,7 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device) {
 
 CUresult cuDeviceGetPCIBusId(char *bus, int room, CUdevice device) {
     ENTER(INITIALISED);
-    snprintf(bus, (size_t)room, "0000:%02x:00.0", 0x10 + device);
+    snprintf(bus, (size_t)room, "0000:%02X:00.0", 0x1A + device);
     return SUCCESS;
 }
 

@@ -133,7 +133,8 @@ warm! {
         pair.pass();
     }
     fn nics_that_are_more_here_than_there_share_those_there(control, kind) {
-        const TWO: &Kind = &Kind { nics: "efa:rdmap0s0-rdm,rdmap1s0-rdm", ..*FOUR };
+        // One by the kernel's name, as who reads that says it.
+        const TWO: &Kind = &Kind { nics: "efa:rdmap0s0-rdm,rdmap1s0", ..*FOUR };
         let (mut pair, _) = met(kind);
         pair.owner = TWO.engine(&pair.theirs, None);
         let layout = kvik_core::Layout::contiguous(4, PAGE).unwrap();

@@ -102,7 +102,7 @@ impl Device {
         self.0.uuid
     }
 
-    /// Its address on the PCIe bus, such as `0000:17:00.0`.
+    /// Its address on the PCIe bus as the kernel writes it, such as `0000:3b:00.0`; the driver writes its letters large.
     pub fn bus(&self) -> &str {
         &self.0.bus
     }
@@ -180,7 +180,7 @@ impl Inner {
             context,
             name: text(&name),
             uuid: uuid.0,
-            bus: text(&bus),
+            bus: text(&bus).to_ascii_lowercase(),
             memory: memory as u64,
             pitch: usize::try_from(pitch).unwrap_or(0),
             batches: AtomicBool::new(cuda.0.version >= BATCHES && table.copy_batch.is_some()),

@@ -15,7 +15,7 @@ alone!(it_is_found_where_the_linker_finds_it, [("KVIK_STANDIN_CUDA_DEVICES", "3"
     assert_eq!((cuda.version(), cuda.devices()), ((12, 8), 3));
     assert!(Cuda::loaded().is_some());
     let device = cuda.device(2).unwrap();
-    assert_eq!((device.ordinal(), device.name(), device.bus()), (2, "Stand-in 2", "0000:12:00.0"));
+    assert_eq!((device.ordinal(), device.name(), device.bus()), (2, "Stand-in 2", "0000:1c:00.0"));
     assert_eq!((device.memory(), device.has_dmabuf()), (1 << 30, true));
     assert!(device.is(&cuda.device(2).unwrap()) && !device.is(&cuda.device(1).unwrap()));
     let error = cuda.device(3).unwrap_err().to_string();

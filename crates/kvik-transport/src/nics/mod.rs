@@ -98,14 +98,21 @@ fn answered<T>(
     })
 }
 
+/// Whether this NIC is the device of that name. libfabric calls a NIC `DEVICE-rdm` where the kernel, and who reads what
+/// it says, calls it `DEVICE`.
+fn is(nic: &str, device: &str) -> bool {
+    nic == device || nic.strip_suffix("-rdm") == Some(device)
+}
+
 /// The NICs that the options name, or all; no more than peers can be told of.
 fn named<N>(options: &NicOptions, mut nics: Vec<(String, N)>) -> Result<Vec<(String, N)>> {
     let names: Vec<&String> = nics.iter().map(|(name, _)| name).collect();
-    if let Some(other) = options.devices.iter().find(|device| !names.contains(device)) {
+    if let Some(other) = options.devices.iter().find(|device| !names.iter().any(|nic| is(nic, device))) {
         let text = format!("nics={options} names {other:?}, and the NICs here are {names:?}");
         return Err(Error::new(Code::TransportUnavailable, text));
     }
-    nics.retain(|(name, _)| options.devices.is_empty() || options.devices.contains(name));
+    let wanted = |nic: &str| options.devices.iter().any(|device| is(nic, device));
+    nics.retain(|(name, _)| options.devices.is_empty() || wanted(name));
     nics.truncate(kvik_proto::MAX_NICS);
     Ok(nics)
 }

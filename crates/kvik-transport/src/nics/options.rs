@@ -1,4 +1,7 @@
 //! Which NICs an engine uses, as one text: `efa`, `verbs:mlx5_0,mlx5_1`, `libfabric:tcp`, `plugin`, ...
+//!
+//! The connector of a serving engine knows two words more in the place of devices: `near`, for which it puts those near
+//! a rank's GPU before an engine hears of it, and `all`, which means the same here as nothing.
 
 use crate::TransportId;
 use kvik_core::{Code, Error, Result};
@@ -10,6 +13,9 @@ use std::str::FromStr;
 
 /// Operations in flight on a NIC: more than one link needs, and less than the completion queues of any provider hold.
 pub const DEPTH: usize = 256;
+
+const ALL: &str = "all";
+const NEAR: &str = "near";
 
 /// Which NICs an engine uses. Made from its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -116,6 +122,14 @@ impl FromStr for NicOptions {
             _ => return wrong("its kind is unknown"),
         };
         let mut options = NicOptions::of(kind);
+        if devices == Some(NEAR) {
+            let text = format!(
+                "nics={text:?}: \"near\" is for the ranks of a serving engine, to which its connector gives the NICs near \
+                 their GPUs; this engine has no rank: name devices (`kvik doctor` shows what is near what), or say \"all\""
+            );
+            return Err(Error::new(Code::InvalidArgument, text));
+        }
+        let devices = devices.filter(|devices| *devices != ALL);
         for device in devices.into_iter().flat_map(|names| names.split(',')) {
             let (name, gid) = match device.split_once('@') {
                 Some((name, gid)) if options.kind == NicKind::Verbs => (name, Some(gid)),
