@@ -29,7 +29,14 @@ PINNED = {
     "0.33.0": "f4c33c2503d52bb411146afa9618a4f48bed68912f617e6803ac8d76e4c74112",
 }
 V1 = "vllm/distributed/kv_transfer/kv_connector/v1"
-KEPT = (f"{V1}/base.py", f"{V1}/metrics.py", "vllm/v1/core/sched/scheduler.py", "LICENSE")
+KEPT = (
+    f"{V1}/base.py",
+    f"{V1}/metrics.py",
+    "vllm/distributed/kv_events.py",
+    "vllm/v1/core/kv_cache_utils.py",
+    "vllm/v1/core/sched/scheduler.py",
+    "LICENSE",
+)
 DOWNLOAD_SECONDS = 600
 
 BACKEND = """

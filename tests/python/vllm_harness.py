@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import enum
 import importlib.util
+import inspect
 import json
 import logging
 import math
@@ -30,7 +31,10 @@ __all__ = ["Status", "across", "prompt", "request"]  # from the harness without 
 ROOT = Path(__file__).resolve().parents[2]
 V1 = "vllm.distributed.kv_transfer.kv_connector.v1"
 Blocks = list[int] | tuple[list[int], ...]  # of one group, or of each
-REPLACED = ("vllm", "torch", "prometheus_client", "kvik.vllm", "kvik.handover", "kvik.serving_cache")
+REPLACED = (
+    "vllm", "torch", "prometheus_client", "msgspec", "zmq",
+    "kvik.vllm", "kvik.handover", "kvik.serving_cache",
+)  # fmt: skip
 
 
 def base_tool() -> ModuleType:
@@ -64,6 +68,24 @@ class _Empty(ModuleType):
         made = type(name, (), {})
         setattr(self, name, made)
         return made
+
+
+class Struct:
+    """msgspec's base class of vLLM's events: fields by their annotations, and no others."""
+
+    __struct_fields__: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        cls.__struct_fields__ = (*cls.__struct_fields__, *inspect.get_annotations(cls))
+
+    def __init__(self, **given: Any) -> None:
+        unknown = given.keys() - set(self.__struct_fields__)
+        if unknown:
+            raise TypeError(f"Unexpected keyword argument {unknown}")
+        for name in self.__struct_fields__:
+            if name not in given and not hasattr(type(self), name):
+                raise TypeError(f"Missing required argument {name!r}")
+            setattr(self, name, given.get(name, getattr(type(self), name, None)))
 
 
 class CacheHitSource(enum.Enum):
@@ -117,8 +139,10 @@ def stand_in(version: str) -> Iterator[ModuleType]:
         for name in (
             "vllm", "vllm.logger", "vllm.config",
             "vllm.v1", "vllm.v1.attention", "vllm.v1.attention.backend",
-            "vllm.v1.core", "vllm.v1.core.sched", "vllm.v1.core.sched.output", "vllm.v1.outputs",
-            "vllm.v1.metrics", "vllm.v1.metrics.cache_hit_source",
+            "vllm.config.kv_events", "vllm.v1.kv_cache_interface", "vllm.v1.core.kv_cache_utils",
+            "msgspec", "zmq", "vllm.utils", "vllm.utils.network_utils",
+            "vllm.v1.core", "vllm.v1.core.sched", "vllm.v1.core.sched.output",
+            "vllm.v1.outputs", "vllm.v1.metrics", "vllm.v1.metrics.cache_hit_source",
             "vllm.distributed", "vllm.distributed.parallel_state",
             "vllm.distributed.kv_transfer", "vllm.distributed.kv_transfer.kv_connector",
             "vllm.distributed.kv_transfer.kv_connector.factory", V1, "torch", "prometheus_client",
@@ -131,6 +155,7 @@ def stand_in(version: str) -> Iterator[ModuleType]:
         sys.modules["vllm.logger"].init_logger = logging.getLogger  # type: ignore[attr-defined]
         sys.modules["vllm.config"].get_current_vllm_config_or_none = Current.get  # type: ignore[attr-defined]
         sys.modules["vllm.v1.metrics.cache_hit_source"].CacheHitSource = CacheHitSource  # type: ignore[attr-defined]
+        _load_events(folder)
         for part in ("base", "metrics"):
             loaded = _load(f"{V1}.{part}", folder / V1.replace(".", "/") / f"{part}.py")
             setattr(sys.modules[V1], part, loaded)
@@ -143,6 +168,27 @@ def stand_in(version: str) -> Iterator[ModuleType]:
             package, _, part = name.rpartition(".")
             if package:
                 setattr(sys.modules[package], part, module)
+
+
+def _load_events(folder: Path) -> None:
+    """vLLM's own events, over stand-ins for what makes its hashes."""
+    sys.modules["msgspec"].Struct = Struct  # type: ignore[attr-defined]
+    utils: Any = sys.modules["vllm.v1.core.kv_cache_utils"]
+    sys.modules["vllm.v1.core"].kv_cache_utils = utils  # type: ignore[attr-defined]
+    utils.maybe_convert_block_hash = bytes
+    utils.generate_block_hash_extra_keys = _extra_keys
+    utils.to_event_extra_keys = list
+    interface: Any = sys.modules["vllm.v1.kv_cache_interface"]
+    sys.modules["vllm.v1"].kv_cache_interface = interface  # type: ignore[attr-defined]
+    interface.get_kv_cache_spec_kind = lambda _: SimpleNamespace(value="full_attention")
+    interface.get_kv_cache_spec_sliding_window = lambda _: None
+    name = "vllm.distributed.kv_events"
+    sys.modules["vllm.distributed"].kv_events = _load(name, folder / (name.replace(".", "/") + ".py"))  # type: ignore[attr-defined]
+
+
+def _extra_keys(request: Any, start: int, _end: int, image: int) -> tuple[tuple[Any, ...] | None, int]:
+    """As vLLM's: the salt is in the hash of the first block."""
+    return ((request.cache_salt,) if request.cache_salt and not start else None), image
 
 
 class _Storage:
@@ -307,10 +353,11 @@ class Server:
         kinds: tuple[type, ...] = (),
         handshake: bool = True,
         policy: str = "recompute",
+        kv_events: bool = False,
     ) -> None:
         """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies.
         `kinds`: of several groups of layers, whose KV lies in the same tensors. Without `handshake` vLLM
-        carries that of another connector, and gives it to this one.
+        carries that of another connector, and gives it to this one. kv_events: vLLM publishes them.
         """
         sys.modules["kvik.handover.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
@@ -322,6 +369,7 @@ class Server:
         )
         config.model_config.model = model
         config.kv_transfer_config.kv_load_failure_policy = policy
+        config.kv_events_config = SimpleNamespace(enable_kv_cache_events=True) if kv_events else None
         make = kvik_vllm.KvikConnector
         self.scheduler = make(config, base.KVConnectorRole.SCHEDULER, cache)
         self.workers, self.tensors, hellos = [], [], {}
@@ -355,6 +403,7 @@ class Server:
         self.known: set[str] = set()
         self.reported: Counter[tuple[str, str]] = Counter()
         self.stats: list[dict[str, Any]] = []
+        self.events: list[Any] = []
 
     def plan(self, output: Any = None) -> Any:
         """What the workers are told of a step. output: vLLM's SchedulerOutput, where it computes anything."""
@@ -384,6 +433,7 @@ class Server:
             kv_connector_worker_meta=worker_meta,
         )
         self.scheduler.update_connector_output(reported)
+        self.events += self.scheduler.take_events()
         for request_id in result.sent:
             self.pool.free_blocks([self.pool.blocks[block] for block in self.sending.pop(request_id)])
         for side in (self.scheduler, *self.workers):

@@ -164,6 +164,7 @@ class StoreServer:
         wanted.all_token_ids = [*wanted.all_token_ids, *range(5000, 5000 + answer)]
         wanted.num_tokens = len(wanted.all_token_ids)
         wanted.num_computed_tokens = wanted.num_tokens - 1
+        wanted.block_hashes = block_hashes(wanted)
         self.compute(wanted, blocks, range(wanted.num_prompt_tokens, wanted.num_computed_tokens))
         wanted.status = status
         self.server.scheduler.request_finished_all_groups(wanted, (blocks,))
@@ -206,7 +207,16 @@ _numbers = iter(range(1 << 30))
 def make(tokens: Sequence[int], request_id: str | None = None, **more: Any) -> Any:
     """A request as vLLM's scheduler has it."""
     values: dict[str, Any] = {"all_token_ids": list(tokens), "num_preemptions": 0} | more
-    return request(request_id or f"r-{next(_numbers)}", list(tokens), **values)
+    made = request(request_id or f"r-{next(_numbers)}", list(tokens), **values)
+    made.block_hashes = block_hashes(made)
+    return made
+
+
+def block_hashes(wanted: Any) -> list[bytes]:
+    """vLLM's hashes of a request's whole blocks: over tokens, the adapter's name and the salt."""
+    about = repr((getattr(wanted.lora_request, "lora_name", None), wanted.cache_salt))
+    ends = range(BLOCK, len(wanted.all_token_ids) + 1, BLOCK)
+    return [hashlib.sha256(f"{about} {wanted.all_token_ids[:end]}".encode()).digest() for end in ends]
 
 
 def value(tokens: Sequence[int]) -> int:

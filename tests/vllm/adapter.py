@@ -12,10 +12,10 @@ ADAPTED = "adapted"  # its name
 RANK = 8
 
 
-def write_adapter(folder: Path) -> Path:
+def write_adapter(folder: Path, seed: int = 9) -> Path:
     """Write one for the attention, with random weights, large enough to change what the model says."""
     folder.mkdir()
-    hidden, random = int(SPEC["hidden_size"]), np.random.default_rng(9)
+    hidden, random = int(SPEC["hidden_size"]), np.random.default_rng(seed)
     sizes = {"q_proj": hidden, "v_proj": int(SPEC["num_key_value_heads"]) * int(SPEC["head_dim"])}
     weights = {}
     for layer in range(int(SPEC["num_hidden_layers"])):

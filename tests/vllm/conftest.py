@@ -92,9 +92,12 @@ def model() -> Path:
 
 @pytest.fixture(scope="session")
 def fork_parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkParent]:
-    """The process that servers are forked from."""
-    with ForkParent(tmp_path_factory.mktemp("fork-parent")) as parent:
-        yield parent
+    """The process that servers are forked from. They can be told to reset their prefix cache: vLLM reads that
+    when it is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_SERVER_DEV_MODE", "1")
+        with ForkParent(tmp_path_factory.mktemp("fork-parent")) as parent:
+            yield parent
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,7 @@ EXPIRY = 12.0  # seconds: how long an abandoned offer holds KV blocks in these t
 START_LIMIT = 300.0
 COMPUTED = 'vllm:prompt_tokens_by_source_total{source="local_compute"}'
 USAGE = "vllm:kv_cache_usage_perc"
+PREEMPTIONS = "vllm:num_preemptions_total"
 POLICY_WARNING = "kv_load_failure_policy is 'fail'"
 ASK_PREFILL = {
     "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None, "remote_block_ids": None,

@@ -13,10 +13,9 @@ from kvik.demo.engines import MODEL
 from kvik.roles.processes import HttpServer
 from tests.vllm.adapter import ADAPTED
 from tests.vllm.conftest import Reference
-from tests.vllm.pairs import BLOCK_BYTES, Pair, blocks_of, prompt_of, wait_used
+from tests.vllm.pairs import BLOCK_BYTES, PREEMPTIONS, Pair, blocks_of, prompt_of, wait_used
 
 TOKENS = 16
-PREEMPTIONS = "vllm:num_preemptions_total"
 small_steps = pytest.mark.parametrize("pair", ["prefix-cache"], indirect=True)
 small_cache = pytest.mark.parametrize("pair", ["wired"], indirect=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from kvik.config.kinds import Seconds, Size, Text, Whole
+from kvik.config.kinds import Rate, Seconds, Size, Text, Whole
 from kvik.config.schema import Entry, Option
 
 _cache = partial(Option, section="cache")
@@ -54,6 +54,15 @@ CACHE = Entry(
             default=10.0,
             help="How long KV blocks may be held for a save; then it is given up.",
             reason="Nobody waits for a save, but its blocks are the engine's only after it.",
+        ),
+        _cache(
+            name="prefill_rate",
+            kind=Rate(("measured", "off")),
+            default="measured",
+            help="Tokens of prompts that this server computes in a second: what a server has is computed "
+            "where fetching it would take longer. measured: by the server's own steps. off: it is always "
+            "fetched.",
+            reason="Over a slow link fetching can take longer than computing; on most links it does not.",
         ),
         _cache(
             name="tenant",

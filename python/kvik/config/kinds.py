@@ -150,6 +150,41 @@ class Seconds(Kind):
 
 
 @dataclass(frozen=True)
+class Rate(Kind):
+    """Tokens a second, above 0 and at most `most`; or one of a few words in place of a number."""
+
+    words: tuple[str, ...]
+    most: float = 1e12
+    metavar: ClassVar[str] = "RATE"
+    unit: ClassVar[str] = "tokens a second"
+
+    @property
+    def accepts(self) -> str:
+        """The number and the words."""
+        words = " or ".join(f'"{word}"' for word in self.words)
+        return f"a number of tokens a second above 0 and at most {self.most:.15g}, {words}"
+
+    def from_text(self, text: str) -> float | str:
+        """A decimal number, or a word."""
+        word = text.strip()
+        return word if word in self.words else self.from_value(float(word))
+
+    def from_value(self, value: object) -> float | str:
+        """An integer or a float, not NaN; or a word."""
+        if isinstance(value, str) and value in self.words:
+            return value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError
+        if not 0 < value <= self.most:
+            raise ValueError
+        return float(value)
+
+    def to_text(self, value: Any) -> str:
+        """The word, or the number without a needless `.0`."""
+        return value if isinstance(value, str) else f"{value:.15g}"
+
+
+@dataclass(frozen=True)
 class Size(Kind):
     """Bytes."""
 

@@ -17,13 +17,15 @@ _DEFAULTS = CACHE.defaults()
 
 @dataclass(frozen=True, kw_only=True)
 class CacheConfig:
-    """What a serving engine's store is. Times are in seconds, `host_cache` in bytes of each rank."""
+    """What a serving engine's store is. Times are in seconds, `host_cache` in bytes of each rank,
+    `prefill_rate` in tokens a second, or "measured", or "off"."""
 
     address: str | None = None
     copies: int = _DEFAULTS["copies"]
     host_cache: int | None = None
     deadline: float = _DEFAULTS["deadline"]
     save_deadline: float = _DEFAULTS["save_deadline"]
+    prefill_rate: float | str = _DEFAULTS["prefill_rate"]
     tenant: str = _DEFAULTS["tenant"]
     weights: str | None = None
 

@@ -14,10 +14,12 @@ LINK_BYTES = 32
 
 @dataclass(frozen=True)
 class Lookup:
-    """How many of these blocks, from the first one on, are there? `number` names the question."""
+    """How many of these blocks, from the first one on, are there? `number` names the question. rate: tokens
+    that the engine computes in a second, where fetching is to be weighed against that."""
 
     number: int
     links: bytes
+    rate: float | None = None
 
 
 @dataclass(frozen=True)
@@ -53,18 +55,53 @@ class CachePlan:
     cancels: list[str] = field(default_factory=list)
 
 
+# Reasons of `Store.choose`. All ranks load, or none: the first of these that any rank gives decides. So a
+# link is tried again as soon as one rank wants to; and where it is slow for one, all compute.
+REASONS = ("unavailable", "refresh", "slower", "unknown", "faster")
+COMPUTED = frozenset({"unavailable", "slower"})
+
+
 @dataclass(frozen=True)
 class Answer:
     """To a lookup: so many blocks are there, the first `host` of them in the memory of the rank's process.
-    `ranks` have said so."""
+    `ranks` have said so. asked: the server was asked from this block on. sure: by it, and by the process,
+    and what is not counted is not there. choice: why the server's are to be fetched or computed, empty where
+    that was not weighed."""
 
     blocks: int
     host: int
     ranks: int = 1
+    asked: int = 0
+    sure: bool = False
+    choice: str = ""
+
+    @property
+    def loadable(self) -> int:
+        """How many blocks are to be loaded."""
+        return self.host if self.choice in COMPUTED else self.blocks
 
     def with_other(self, other: Answer) -> Answer:
         """With another rank's: what all of them have."""
-        return Answer(min(self.blocks, other.blocks), min(self.host, other.host), self.ranks + other.ranks)
+        given = {self.choice, other.choice}
+        return Answer(
+            min(self.blocks, other.blocks),
+            min(self.host, other.host),
+            self.ranks + other.ranks,
+            max(self.asked, other.asked),
+            self.sure and other.sure,
+            next((reason for reason in REASONS if reason in given), ""),
+        )
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a rank has of the blocks of a save that has ended: so many of the first ones in the memory of its
+    process, and on the server. gone: links of blocks that have left that memory since it said so last."""
+
+    key: str
+    host: int
+    remote: int
+    gone: bytes = b""
 
 
 def merged(first: dict[int, Answer], second: dict[int, Answer]) -> dict[int, Answer]:

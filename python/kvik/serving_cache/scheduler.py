@@ -24,7 +24,7 @@ import enum
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,8 +33,10 @@ from kvik.handover.protocol import KvShape
 from kvik.handover.sending import Scheduled
 from kvik.serving_cache.config import CacheConfig
 from kvik.serving_cache.content import NoContentError
+from kvik.serving_cache.ledger import Event, Ledger
 from kvik.serving_cache.naming import Naming
-from kvik.serving_cache.plan import LINK_BYTES, Answer, CacheLoad, CachePlan, Lookup, Save
+from kvik.serving_cache.plan import LINK_BYTES, Answer, CacheLoad, CachePlan, Kept, Lookup, Save
+from kvik.serving_cache.rate import StepRate
 
 logger = logging.getLogger("kvik.serving_cache")
 
@@ -47,6 +49,9 @@ MOST_SAVES = 256
 # An answer that is older is asked for again: blocks may have gone meanwhile.
 ANSWER_AGE_S = 10.0
 MOST_REASONS = 64  # each is logged once
+# Where the rate is measured: computing takes the time of other requests, too, so it has to be faster than
+# fetching by this factor.
+FAVOUR = 2.0
 
 
 class Phase(enum.Enum):
@@ -85,7 +90,8 @@ class Wanted:
 
 class CacheSide:
     """Scheduler-process half of a serving engine's store, for one data-parallel replica. Its methods have the
-    names of vLLM's connector hooks, as those of `kvik.handover.scheduler.SchedulerSide`."""
+    names of vLLM's connector hooks, as those of `kvik.handover.scheduler.SchedulerSide`. ledger: of what is
+    told to whoever follows the store; None where nobody does."""
 
     def __init__(
         self,
@@ -94,7 +100,11 @@ class CacheSide:
         ranks: int,
         held: HeldBlocks,
         clock: Callable[[], float] = time.monotonic,
+        ledger: Ledger | None = None,
     ) -> None:
+        self._ledger = ledger
+        measured = config.address is not None and config.prefill_rate == "measured"
+        self._steps = StepRate() if measured else None
         self._naming = naming
         self._config = config
         self._ranks = ranks
@@ -141,7 +151,7 @@ class CacheSide:
         if wanted.phase is not Phase.ANSWERED or wanted.answer is None or self._shape is None:
             return 0, False
         tokens = self._shape.block_tokens
-        gain = wanted.answer.blocks * tokens - num_computed_tokens
+        gain = wanted.answer.loadable * tokens - num_computed_tokens
         if gain <= 0 or num_computed_tokens % tokens:
             return 0, False
         wanted.local, wanted.gain = num_computed_tokens, gain
@@ -194,9 +204,10 @@ class CacheSide:
         failed: bool,
         answers: Mapping[int, Answer],
         ends: Mapping[str, int],
+        kept: Mapping[int, Sequence[Kept]],
     ) -> None:
-        """What ranks have reported: loads that have ended on all of them, whether any failed, answers, and on
-        how many of them saves have ended."""
+        """What ranks have reported: loads that have ended on all of them, whether any failed, answers, on how
+        many of them saves have ended, and what each has of these, where that is followed."""
         for request_id in received:
             wanted = self._wanted.get(request_id)
             if wanted is not None and wanted.phase is Phase.LOADING:
@@ -204,6 +215,9 @@ class CacheSide:
                 self._settle(wanted)
         for number, answer in answers.items():
             self._answered(number, answer)
+        if self._ledger is not None:
+            for rank, reports in kept.items():
+                self._ledger.kept(rank, reports, self._numbers)
         for key in ends.keys() & self._saves.keys():
             blocks, missing = self._saves[key]
             if missing <= ends[key]:
@@ -226,6 +240,10 @@ class CacheSide:
         host = self._config.host_cache is not None
         wanted.saved = max(wanted.saved, wanted.answer.host if host else wanted.answer.blocks)
         self.counters["cache_found_blocks"] += wanted.answer.blocks
+        if wanted.answer.choice:
+            self.counters[f"cache_choices_{wanted.answer.choice}"] += 1
+        if self._ledger is not None:
+            self._ledger.looked(wanted.request, wanted.links, number, wanted.answer)
 
     def _of(self, request: Any) -> Wanted:
         """What is wanted for a request, asked for at first sight."""
@@ -266,8 +284,15 @@ class CacheSide:
         wanted.number, wanted.links, wanted.answer = self._numbers, links, None
         wanted.phase = Phase.ASKED
         self._asked[wanted.number] = wanted
-        self._plan.lookups.append(Lookup(wanted.number, links))
+        self._plan.lookups.append(Lookup(wanted.number, links, self._rate()))
         self.counters["cache_asked_blocks"] += len(links) // LINK_BYTES
+
+    def _rate(self) -> float | None:
+        """Tokens a second that fetching has to compete with; None where it need not."""
+        if self._steps is not None:
+            return self._steps.rate and self._steps.rate / FAVOUR
+        given = self._config.prefill_rate
+        return None if isinstance(given, str) else given
 
     def _settle(self, wanted: Wanted) -> None:
         wanted.phase = Phase.SETTLED
@@ -333,6 +358,8 @@ class CacheSide:
         save = Save(key, links[: count * LINK_BYTES], list(block_ids[:count]))
         self._held.take(key, save.blocks)
         self._saves[key] = count, self._ranks
+        if self._ledger is not None:
+            self._ledger.saving(key, wanted.request, save.links, self._numbers)
         self._plan.saves.append(save)
         wanted.saved = count
         return 0
@@ -380,7 +407,28 @@ class CacheSide:
             wanted.outdated = True
             self._settle(wanted)
         self._plan.lookups.clear()
+        if self._ledger is not None:
+            self._ledger.reset()
         return True
+
+    def step_began(self, scheduled: Collection[int]) -> None:
+        """The engine begins a step, which computes so many tokens of each request."""
+        if self._steps is not None:
+            self._steps.began(scheduled)
+
+    def step_ended(self) -> None:
+        """The oldest of the engine's steps has ended."""
+        if self._steps is not None:
+            self._steps.ended()
+
+    def take_events(self) -> list[Event]:
+        """What has come into the store and gone, since the last call."""
+        if self._ledger is None:
+            return []
+        if self._ledger.untold:
+            self.counters["cache_untold_blocks"] += self._ledger.untold
+            self._ledger.untold = 0
+        return self._ledger.take()
 
     def take_counters(self) -> Counter[str]:
         """Counts since the last call."""

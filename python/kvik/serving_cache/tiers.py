@@ -19,12 +19,11 @@ import numpy.typing as npt
 from kvik.handover.native import error_code
 from kvik.serving_cache.config import CacheConfig
 from kvik.serving_cache.plan import LINK_BYTES
+from kvik.serving_cache.residents import KEY_BYTES, MOST_KEYS, Residents
 from kvik.store.names import Namespace
 
 logger = logging.getLogger("kvik.serving_cache")
 
-KEY_BYTES = 32
-MOST_KEYS = 1024  # of one call
 # Between two tries to meet a server that was never met: the first, and the longest.
 BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 2.0
 
@@ -68,10 +67,13 @@ class Loaded:
 @dataclass
 class Saved:
     """What became of a save's blocks in the tiers, by "host" or "remote" and "stored", "known" or "refused";
-    and what failed, by tier and code."""
+    and what failed, by tier and code. there: how many of the first ones each tier has now, by tier; gone:
+    links of blocks that the process has not any more."""
 
     counts: dict[str, int] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    there: dict[str, int] = field(default_factory=dict)
+    gone: bytes = b""
 
 
 class Behind:
@@ -96,7 +98,8 @@ class Behind:
 
 class Tiers:
     """See the module. `native` is the module `kvik`; pages are those of `layout` in `region`. `stream`: for a
-    region on a GPU, what gives the stream that the serving engine's work is launched on."""
+    region on a GPU, what gives the stream that the serving engine's work is launched on. `follows`: saves
+    tell what is there afterwards, and what has gone."""
 
     def __init__(
         self,
@@ -106,6 +109,7 @@ class Tiers:
         region: Any,
         layout: Any,
         stream: Callable[[], Any] | None = None,
+        follows: bool = False,
     ) -> None:
         self._native = native
         self._config = config
@@ -113,6 +117,8 @@ class Tiers:
         self._region = region
         self._layout = layout
         self._stream = stream
+        self._residents = Residents() if follows else None
+        self._evicted = 0
         self._host: Any = None
         self._remote: Any = None
         self._lock = threading.Lock()
@@ -166,6 +172,23 @@ class Tiers:
         host = self._count("host", self._host, links, 0, failures)
         remote = self._count("remote", self._remote, links, host, failures)
         return host + remote, host, failures
+
+    @property
+    def has_server(self) -> bool:
+        """Whether the server was met, so that it answers what it has."""
+        return self._remote is not None
+
+    def choose(self, blocks: int, rate: float) -> str:
+        """Whether so many blocks of the server are better fetched, where so many tokens are computed in a
+        second: the reason of `Store.choose`; nothing where that cannot be said."""
+        store, namespace = self._remote, self._namespace
+        if store is None or namespace is None:
+            return ""
+        try:
+            return str(store.choose(blocks, blocks * namespace.block_tokens / rate).reason)
+        except self._native.KvikError as error:
+            logger.debug("kvik: fetching is not weighed against computing: %s", error)
+            return ""
 
     def prefetch(self, links: bytes, host: int) -> None:
         """Have the server bring what only its disk has into its memory, before it is read."""
@@ -259,7 +282,28 @@ class Tiers:
                     saved.failures[tier] = error_code(error)
         if self._remote is None and self._config.address is not None:
             saved.failures["remote"] = "store_unavailable"  # it was never met
+        if self._residents is not None:
+            self._follow(self._residents, links, saved)
         return saved
+
+    def _follow(self, residents: Residents, links: bytes, saved: Saved) -> None:
+        """Find out what is there after a save, and what has left the process' memory."""
+        for tier, store in (("host", self._host), ("remote", self._remote)):
+            if store is not None and tier not in saved.failures:
+                # All of it, unless some were refused: then the tier knows which.
+                refused = saved.counts.get(f"{tier}_refused", 0)
+                whole = len(links) // LINK_BYTES
+                saved.there[tier] = self._count(tier, store, links, 0, {}) if refused else whole
+        if (store := self._host) is None:
+            return
+        try:
+            residents.add(links, self._keys(store, links)[: saved.there.get("host", 0) * KEY_BYTES])
+            evicted = store.stat()["evicted"]
+            if evicted != self._evicted:
+                saved.gone = b"".join(residents.gone(store.contains))
+                self._evicted = evicted
+        except self._native.KvikError as error:
+            logger.debug("kvik: what has left the memory of this process is not known: %s", error)
 
     def _write(
         self, tier: str, store: Any, links: bytes, pages: npt.NDArray[np.uint32], until: float, saved: Saved

@@ -20,7 +20,7 @@ from typing import Any
 
 from kvik.handover.metrics import LoadStats
 from kvik.serving_cache.config import CacheConfig
-from kvik.serving_cache.plan import Answer, CacheLoad, CachePlan, Lookup, Save
+from kvik.serving_cache.plan import Answer, CacheLoad, CachePlan, Kept, Lookup, Save
 from kvik.serving_cache.tiers import Behind, Loaded, Saved, Stop, Tiers
 
 logger = logging.getLogger("kvik.serving_cache")
@@ -43,12 +43,13 @@ class _SaveEnd:
 
 
 class CacheRank:
-    """Worker-process half of a serving engine's store, for one rank."""
+    """Worker-process half of a serving engine's store, for one rank. `follows`: as of `Tiers`."""
 
-    def __init__(self, tiers: Tiers, config: CacheConfig, rank: int) -> None:
+    def __init__(self, tiers: Tiers, config: CacheConfig, rank: int, follows: bool = False) -> None:
         self._tiers = tiers
         self._config = config
         self._rank = rank
+        self._follows = follows
         self._ended: deque[_LoadEnd | _SaveEnd | tuple[int, Answer, dict[str, str]]] = deque()
         self._stops: dict[str, Stop] = {}
         self._looks = ThreadPoolExecutor(LOOKERS, "kvik-look")
@@ -59,6 +60,7 @@ class CacheRank:
         self._received: set[str] = set()
         self._invalid: set[int] = set()
         self._saved: list[str] = []
+        self._kept: list[Kept] = []
         self.stats = LoadStats()
 
     # One step.
@@ -111,6 +113,12 @@ class CacheRank:
         saved, self._saved = self._saved, []
         return saved
 
+    def take_kept(self) -> list[Kept]:
+        """What this rank has of saves that have ended, since the last call, in their order; nothing where
+        nobody follows it."""
+        kept, self._kept = self._kept, []
+        return kept
+
     def take_answers(self) -> dict[int, Answer]:
         """Answers to lookups, since the last call."""
         answers, self._answers = self._answers, {}
@@ -134,18 +142,26 @@ class CacheRank:
     def _look(self, lookup: Lookup, until: float) -> None:
         """Nobody waits for an answer after `until`: one that comes to its turn later asks no store, so that a
         store which stands still leaves no more behind than was asked for within a deadline."""
-        blocks, host, failures = 0, 0, {"lookup": "internal"}
+        answer, failures = Answer(0, 0), {"lookup": "internal"}
         try:
             if time.monotonic() >= until:
                 failures = {"lookup": "deadline_exceeded"}
             else:
-                blocks, host, failures = self._tiers.look(lookup.links)
-            if blocks > host:
+                answer, failures = self._answer(lookup)
+            if answer.loadable > answer.host:
                 with contextlib.suppress(RuntimeError):  # closed meanwhile
-                    self._prefetches.submit(self._prefetch, lookup.links, host, until)
+                    self._prefetches.submit(self._prefetch, lookup.links, answer.host, until)
         except Exception:
             logger.exception("kvik: looking for blocks has failed in a way that is no answer of a store")
-        self._ended.append((lookup.number, Answer(blocks, host), failures))
+        self._ended.append((lookup.number, answer, failures))
+
+    def _answer(self, lookup: Lookup) -> tuple[Answer, dict[str, str]]:
+        met = self._follows and self._tiers.has_server
+        blocks, host, failures = self._tiers.look(lookup.links)
+        choice = ""
+        if blocks > host and lookup.rate is not None:
+            choice = self._tiers.choose(blocks - host, lookup.rate)
+        return Answer(blocks, host, asked=host, sure=met and not failures, choice=choice), failures
 
     def _prefetch(self, links: bytes, host: int, until: float) -> None:
         if time.monotonic() < until:
@@ -205,6 +221,11 @@ class CacheRank:
         for name, count in ended.saved.counts.items():
             self.stats.count(f"cache_{name}_blocks", count)
         self._count_failures("saves", ended.saved.failures)
+        if self._follows:
+            there = ended.saved.there
+            self._kept.append(
+                Kept(ended.save.key, there.get("host", 0), there.get("remote", 0), ended.saved.gone)
+            )
 
     def _count_failures(self, operation: str, failures: dict[str, str]) -> None:
         for tier, code in failures.items():

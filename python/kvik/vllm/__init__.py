@@ -7,7 +7,8 @@ Load it by module path, on the prefill and on the decode server::
                            "kv_connector_extra_config": {"listen": "127.0.0.1:0"}}'
 
 `connector.py` is what vLLM talks to, and `kvik._vllm_plugin` makes its name known there. `layout.py` and
-`packing.py` look at vLLM's KV tensors, `observe.py` feeds its metrics, `log.py` its log.
+`packing.py` look at its KV tensors, `observe.py` feeds its metrics, `events.py` its KV events, and `log.py`
+its log.
 All else is `kvik.handover`, which knows no serving engine.
 
 Anything that does not fit is recomputed by the decode server, never used.

@@ -33,12 +33,13 @@ from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
 from kvik.handover.worker import WorkerSide
 from kvik.serving_cache.config import CacheConfig
+from kvik.serving_cache.ledger import Ledger
 from kvik.serving_cache.naming import Naming
-from kvik.serving_cache.plan import Answer, CachePlan, merged
+from kvik.serving_cache.plan import Answer, CachePlan, Kept, merged
 from kvik.serving_cache.scheduler import CacheSide
 from kvik.serving_cache.tiers import Tiers
 from kvik.serving_cache.worker import CacheRank
-from kvik.vllm import content, layout, log, steps
+from kvik.vllm import content, events, layout, log, steps
 from kvik.vllm.observe import KvikPromMetrics, KvikStats
 
 logger = logging.getLogger(log.NAME)
@@ -80,12 +81,13 @@ class KvikMetadata(KVConnectorMetadata):  # type: ignore[misc]
 class KvikWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """On how many ranks kvik has done with what it holds itself, by request id, segment or save; the hellos
     that were asked for, by rank; what is in the store, by the number of the lookup; why loads of handovers
-    have failed, by request id."""
+    have failed, by request id; what each rank has of saves, where KV events are on."""
 
     parked_ends: Counter[str]
     hellos: dict[int, RankHello] = field(default_factory=dict)
     answers: dict[int, Answer] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    kept: dict[int, list[Kept]] = field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KvikWorkerMetadata:
         """Add another rank's."""
@@ -94,6 +96,7 @@ class KvikWorkerMetadata(KVConnectorWorkerMetadata):  # type: ignore[misc]
             self.hellos | other.hellos,
             merged(self.answers, other.answers),
             self.failures | other.failures,
+            self.kept | other.kept,
         )
 
 
@@ -124,6 +127,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker: WorkerSide | None = None
         self._cache: CacheSide | None = None
         self._cache_rank: CacheRank | None = None
+        self._events = events.of(vllm_config, kv_cache_config) if self._cache_config.wanted else None
         self._asked = self._idle = False
         report = ReportFile(config.report_file)
         module = native.load()
@@ -142,7 +146,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler = SchedulerSide(module, identity, config.expiry, held, report)
             if self._cache_config.wanted:
                 model = content.model_content(vllm_config, identity.model, self._cache_config)
-                self._cache = CacheSide(Naming(module, model), self._cache_config, ranks, held)
+                ledger = None if self._events is None else Ledger(ranks, self._events.names)
+                self._cache = CacheSide(Naming(module, model), self._cache_config, ranks, held, ledger=ledger)
         else:
             place = _place(parallel)
             if place.rank == 0:  # one warning a server
@@ -208,6 +213,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         plan = side.take_plan(lambda wanted: steps.scheduled(scheduler_output, wanted))
         idle = scheduler_output.total_num_scheduled_tokens == 0
         cache = None
+        if self._cache is not None:
+            self._cache.step_began(scheduler_output.num_scheduled_tokens.values())
         if self._cache is not None and side.has_ranks:
             cache = self._cache.take_plan(lambda wanted: steps.scheduled(scheduler_output, wanted))
         return KvikMetadata(plan, not side.has_ranks, idle, cache)
@@ -222,7 +229,15 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._cache is not None:
             received = connector_output.finished_recving or ()
             failed = bool(connector_output.invalid_block_ids)
-            self._cache.update_output(received, failed, meta.answers, meta.parked_ends)
+            self._cache.update_output(received, failed, meta.answers, meta.parked_ends, meta.kept)
+
+    def take_events(self) -> Iterable[Any]:
+        """What has come into the store and gone, as vLLM's KV events. vLLM asks at the end of each step, also
+        where it publishes none (0.28 to 0.33), so that the step's time is known here."""
+        if self._cache is None:
+            return ()
+        self._cache.step_ended()
+        return () if self._events is None else [*map(self._events.made, self._cache.take_events())]
 
     def has_pending_push_work(self) -> bool:
         """Whether KV blocks are held for saves: an idle vLLM steps until they have ended, and so long
@@ -290,8 +305,9 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         stream = _stream_of(device) if device.type == "cuda" else None
         worker.register(memories, stream)
         if self._cache_config.wanted:
-            tiers = Tiers(native.load(), self._cache_config, *worker.opened(), stream)
-            self._cache_rank = CacheRank(tiers, self._cache_config, worker.rank)
+            follows = self._events is not None
+            tiers = Tiers(native.load(), self._cache_config, *worker.opened(), stream, follows)
+            self._cache_rank = CacheRank(tiers, self._cache_config, worker.rank, follows)
 
     def get_handshake_metadata(self) -> KvikHandshake:
         """This rank's hello to the scheduler process."""
@@ -355,11 +371,14 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if self._asked:
             hello = self._on_worker().hello()
             self._asked, hellos = False, {hello.place.rank: hello}
+        kept = {}
         if self._cache_rank is not None:
             ends, answers = ends + self._cache_rank.take_saved(), self._cache_rank.take_answers()
+            if reports := self._cache_rank.take_kept():
+                kept[self._on_worker().rank] = reports
         if not (ends or hellos or answers or failures):
             return None
-        return KvikWorkerMetadata(Counter(ends), hellos, answers, failures)
+        return KvikWorkerMetadata(Counter(ends), hellos, answers, failures, kept)
 
     # Both.
 

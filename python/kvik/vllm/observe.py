@@ -11,6 +11,13 @@ from kvik.handover.metrics import LoadStats
 LOAD_SECONDS = [0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0]
 
 
+CHOICES = (
+    ("faster", "fetched, which took no longer than computing"),
+    ("unknown", "fetched, since nothing was measured"),
+    ("refresh", "fetched, to see whether computing is still faster"),
+    ("slower", "computed, which was faster"),
+    ("unavailable", "computed, since the server does not answer"),
+)
 STORE_COUNTERS = (
     ("asked_blocks", "blocks_asked", "KV blocks that a store was asked for."),
     ("found_blocks", "blocks_found", "KV blocks that it said it has, on all ranks."),
@@ -24,6 +31,11 @@ STORE_COUNTERS = (
     ("lookups_failed_", "lookups_failed", "Lookups of ranks that a tier did not answer."),
     ("loads_failed_", "loads_failed", "Loads of ranks that ended in an error of a tier."),
     ("saves_failed_", "saves_failed", "Saves of ranks that ended in an error of a tier."),
+    *(
+        (f"choices_{reason}", f"choices_{reason}", f"Requests whose blocks of a server were {what}.")
+        for reason, what in CHOICES
+    ),
+    ("untold_blocks", "blocks_untold", "KV blocks that no KV event tells of, since too many waited."),
     ("late", "requests_late", "Requests that were computed because an answer came too late."),
     ("requests_not_kept", "requests_not_kept", "Requests of which nothing is kept, by what they are."),
 )
