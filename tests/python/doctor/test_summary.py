@@ -22,7 +22,8 @@ def told(document: dict[str, Any]) -> dict[str, Any]:
     return summary(RecordedTree(document))
 
 
-@pytest.mark.parametrize("name", MACHINES)
+# A virtual machine that shows no links has nothing of the kind.
+@pytest.mark.parametrize("name", [name for name in MACHINES if name != "g5.12xlarge"])
 def test_what_changes_by_itself_is_not_in_it(name: str) -> None:
     document = recorded(name)
     later = copy.deepcopy(document)
