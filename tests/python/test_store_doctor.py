@@ -21,9 +21,9 @@ from kvik.store.cli import store as command
 from kvik.store.doctor import Amount, Contents, Finding, Server, Survey, findings
 from kvik.store.doctor.rules import missed
 from kvik.store.doctor.show import finding_lines, survey_lines
-from kvik.store.figures import Figures, Times, figures
+from kvik.store.figures import Figures, Times, Traffic, figures
+from tests.python.store_load import BLOCKS, PROMPTS, RUN, Client
 from tests.python.store_rig import NAMESPACE, Rig, Served
-from tests.python.test_store_cluster import BLOCKS, PROMPTS, RUN, Client
 
 DEADLINE = 6.0
 
@@ -293,7 +293,7 @@ def metrics(tmp_path_factory: pytest.TempPathFactory) -> str:
         layout = kvik.Layout(8, 4096)
         store = kvik.Store.embedded(
             engine, NAMESPACE, layout, memory="4MiB", log=folder / "log", log_size="16MiB",
-            object=f"file://{folder / 'objects'}", object_size="16MiB",
+            object=f"file://{folder / 'objects'}", object_size="16MiB", object_batch="1MiB",
         )  # fmt: skip
         return store.metrics()
 
@@ -335,8 +335,7 @@ def test_a_few_that_were_refused_are_chance(metrics: str) -> None:
 
 def test_memory_that_loses_blocks_before_they_come_back(metrics: str) -> None:
     now = changed(metrics)
-    tiers = {**now.since_start.tiers}
-    tiers["memory"] = dataclasses.replace(tiers["memory"], lookups=100, misses=30)
+    tiers = {"memory": Traffic(100, 70, 30, 0.7, 0, 0)}
 
     def ages(idle: float, gap: float, count: int) -> Figures:
         period = dataclasses.replace(

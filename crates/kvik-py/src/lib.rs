@@ -27,7 +27,6 @@ mod region;
 mod requests;
 mod router;
 mod store;
-mod store_survey;
 mod ticket;
 mod transfer;
 mod wait;

@@ -1,5 +1,7 @@
 //! A store's client: what `kvik.Store` is made of.
 
+mod survey;
+
 use crate::args::{Natural, maybe_seconds, seconds, size};
 use crate::engine::PyEngine;
 use crate::errors::{OrRaise, error};
@@ -7,7 +9,6 @@ use crate::fork::Owned;
 use crate::ids::ids;
 use crate::layout::PyLayout;
 use crate::region::PyPageSet;
-use crate::store_survey;
 use crate::wait::for_end;
 use kvik_core::Code;
 use kvik_store::policy::PolicyKind;
@@ -256,7 +257,7 @@ impl PyStoreClient {
         let deadline = seconds(py, "deadline", deadline)?;
         let options = SurveyOptions { copies: copies.map(|copies| copies as usize), most, deadline };
         let client = self.0.get(py)?;
-        store_survey::told(py, &py.detach(|| client.survey(&options)).or_raise(py)?)
+        survey::told(py, &py.detach(|| client.survey(&options)).or_raise(py)?)
     }
 }
 

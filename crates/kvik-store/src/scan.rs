@@ -27,10 +27,10 @@ pub(crate) fn bit(tier: Where) -> u8 {
     1 << tier as u8
 }
 
-impl Store {
-    /// What the store is, and what its blocks are of: namespaces from this number on, as many as a part has.
-    pub fn describe(&self, from: u16) -> Description {
-        let state = self.state();
+impl Description {
+    /// What a store is, and what its blocks are of: namespaces from this number on, as many as a part has.
+    pub fn of(store: &Store, from: u16) -> Description {
+        let state = store.state();
         let all = state.tenants.namespaces();
         let namespaces = (usize::from(from)..all.len()).take(PART).map(|number| {
             let known = &all[number];
@@ -49,12 +49,14 @@ impl Store {
             more: all.len() > usize::from(from) + PART,
         }
     }
+}
 
-    /// A page of its blocks.
-    pub fn scan(&self, scan: &Scan) -> Page {
+impl Page {
+    /// The page of a store that is asked for.
+    pub fn of(store: &Store, scan: &Scan) -> Page {
         let mut looking = Looking::new(scan);
         loop {
-            let state = self.state();
+            let state = store.state();
             let index = &state.index;
             looking.look(index);
             let over = looking.at >= index.end();

@@ -6,7 +6,7 @@ use crate::placement::{Lot, SEGMENT, pieces, ranked};
 use crate::scan::bit;
 use crate::store::Store;
 use crate::wire::Response;
-use crate::wire::scan::{PAGE, Page, Scan, Seen, Segment, ShortKey};
+use crate::wire::scan::{Description, PAGE, Page, Scan, Seen, Segment, ShortKey};
 use crate::{BlockKey, Chain, NamespaceId, Place, Shape, StoreOptions};
 use kvik_engine::{Config, Engine};
 use std::collections::{HashMap, HashSet};
@@ -42,7 +42,7 @@ fn lots(count: usize) -> Vec<Lot> {
 fn pages(store: &Store, mut scan: Scan, mut meanwhile: impl FnMut(usize)) -> Vec<Page> {
     let mut all = Vec::new();
     loop {
-        let page = store.scan(&scan);
+        let page = Page::of(store, &scan);
         assert!(page.blocks.len() <= PAGE && page.segments.len() <= PAGE);
         let next = page.next;
         all.push(page);
@@ -110,16 +110,16 @@ fn only_what_is_here_is_seen_in_its_tiers() {
         state.index.node_mut(ids[2]).place = Place(7).0;
     }
     let [memory, log, object] = Where::ALL.map(bit);
-    let page = store.scan(&Scan::default());
+    let page = Page::of(&store, &Scan::default());
     let tiers: Vec<(ShortKey, u8)> = page.blocks.iter().map(|block| (block.key, block.tiers)).collect();
     let expected = [(0, memory | log), (1, object), (2, log)].map(|(at, tiers)| ((&key(at)).into(), tiers));
     assert_eq!(tiers, expected);
     assert!(page.blocks.iter().all(|block| block.namespace == 0 && block.segment.is_none()));
-    let told = store.describe(0);
+    let told = Description::of(&store, 0);
     assert_eq!((told.blocks, told.more, told.namespaces.len()), (4, false, 1));
     let known = &told.namespaces[0];
     assert_eq!((known.tenant.as_str(), known.model.as_str(), known.block_bytes), ("one", "tiny@1", 4096));
-    assert_eq!(store.describe(1).namespaces, []);
+    assert_eq!(Description::of(&store, 1).namespaces, []);
 }
 
 /// Where each block's segment lies, as a page says it.
@@ -204,7 +204,7 @@ fn a_page_from_behind_the_end_is_the_last_one() {
     let store = store();
     add(&store, &[key(1)], Life::Resident);
     let scan = Scan { from: u32::MAX, ..Scan::default() };
-    assert_eq!(store.scan(&scan), Page::default());
+    assert_eq!(Page::of(&store, &scan), Page::default());
 }
 
 #[test]
@@ -212,9 +212,10 @@ fn what_is_listed_cannot_be_asked_for() {
     let store = store();
     let keys: Vec<BlockKey> = (0..500).map(key).collect();
     add(&store, &keys, Life::Resident);
-    let page = store.scan(&Scan { from: 0, sample: 0, order: 2, lots: lots(3) });
+    let page = Page::of(&store, &Scan { from: 0, sample: 0, order: 2, lots: lots(3) });
     assert_eq!((page.blocks.len(), page.segments.len()), (500, 8));
-    let told = [Response::Scanned(page).encode(1), Response::Described(store.describe(0)).encode(2)].concat();
+    let told = [Response::Scanned(page).encode(1), Response::Described(Description::of(&store, 0)).encode(2)]
+        .concat();
     // Twelve bytes of a key, or of the namespace's id, are in no answer; eight are, and what follows them may be alike by chance.
     let id = [1; 32];
     for secret in keys.iter().map(|key| &key.0).chain([&id]) {

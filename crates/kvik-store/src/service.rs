@@ -6,6 +6,7 @@ use crate::lend::Lent;
 use crate::lending::{Lender, Rest};
 use crate::store::{Store, check_keys};
 use crate::tenants::Known;
+use crate::wire::scan::{Description, Page};
 use crate::wire::{Ack, MetricsPart, Put, Request, Response};
 use crate::write::Awaited;
 use crate::{BlockKey, NamespaceId};
@@ -156,8 +157,8 @@ impl Service {
             }
             Request::Stat => Ok(Response::Counts(Box::new(self.store.counts()))),
             Request::Metrics => Ok(self.metrics(reply)),
-            Request::Describe { from } => Ok(Response::Described(self.store.describe(from))),
-            Request::Scan(scan) => Ok(Response::Scanned(self.store.scan(&scan))),
+            Request::Describe { from } => Ok(Response::Described(Description::of(&self.store, from))),
+            Request::Scan(scan) => Ok(Response::Scanned(Page::of(&self.store, &scan))),
         };
         reply(response.unwrap_or_else(|error| self.failed(error)));
     }

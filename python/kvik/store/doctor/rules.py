@@ -50,8 +50,8 @@ def _absent(survey: Survey) -> Iterator[Finding]:
     cost = (
         f"about {percent(gone)} of all blocks have no copy on another server: misses, to be computed again"
         if gone
-        else f"no block is missed: each has {survey.copies} copies, one at least on another server; "
-        "until it is back they have one less"
+        else f"no block is missed that has all of its {survey.copies} copies: one at least is on another "
+        "server; until it is back there is one less"
     )
     for server in down:
         yield Finding(

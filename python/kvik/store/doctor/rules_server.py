@@ -89,8 +89,8 @@ def _pressure(name: str, figures: Figures) -> Iterator[Finding]:
         )  # fmt: skip
     idle, gap = ever.idle, ever.reuse_gap
     if idle and gap and min(idle.count, gap.count) >= ENOUGH and idle.p50 < gap.p50:
-        memory = ever.tiers["memory"]
-        part = share(memory.misses, memory.lookups)
+        memory = ever.tiers.get("memory")
+        part = share(memory.misses, memory.lookups) if memory else 0.0
         yield Finding(
             "evicted-too-soon", name,
             f"half of the evicted blocks had not been read for {idle.p50:,.0f} s or less, and half of those "
