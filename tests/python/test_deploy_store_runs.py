@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from kvik.demo import client
+from kvik.shapes import ModelShape
 from tests.python.manifests import FOLDER, objects, with_log, workloads_of
 from tests.python.peers import until
 from tests.python.pods import LIMIT, Cluster, Container, Pod, need_containers, start
@@ -106,10 +107,10 @@ def blocks(engine: Pod, *results: str) -> float:
     return sum(found[f'kvik_emulator_store_blocks_total{{result="{result}"}}'] for result in results)
 
 
-def kept(server: Pod) -> float:
-    """Blocks that a server has."""
+def kept(server: Pod, metric: str = "kvik_store_blocks") -> float:
+    """Blocks that a server has, or another figure of it."""
     found = client.metrics(server.url_of("metrics"))
-    return sum(value for name, value in found.items() if name.partition("{")[0] == "kvik_store_blocks")
+    return sum(value for name, value in found.items() if name.partition("{")[0] == metric)
 
 
 def check_probes(pods: Sequence[Pod]) -> None:
@@ -156,6 +157,10 @@ def test_a_log_is_found_again_elsewhere(
     whole = begin(with_log("emulator-store", tmp_path_factory.mktemp("overlay")))
     check_probes(whole.start(*SERVERS))
     answers = put_and_found(whole, prompts(1))
+    nbytes = PROMPTS * BLOCKS * ModelShape.preset(MODEL).page_bytes(16)
+    # What was put is written a moment later: nobody has waited for that.
+    written = [whole.pods[name] for name in SERVERS]
+    assert until(lambda: sum(kept(pod, "kvik_store_log_bytes") for pod in written) >= nbytes, LIMIT)
     for name in SERVERS:
         whole.end(name)
         assert any(whole.data(name).iterdir())
