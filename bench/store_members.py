@@ -13,7 +13,8 @@ and put what they miss. Figures are of windows *before*, *during* and *after* ea
   in order after the windows;
 - *etcd*: etcd gets SIGKILL. During: until it is started again, with the data that it had.
 
-Each *before* begins when all clients have read all prompts and missed nothing. A call counts in the window in
+Each *before* begins when all prompts were put once more (which makes copies that were lost) and the clients
+miss nothing any more. A call counts in the window in
 which most of it lay. The hit rate is of blocks, of those that gets asked for; a stall is the time that one
 call took. With several copies a get asks the next server where one does not answer.
 
@@ -117,8 +118,8 @@ class Scene:
 
     load: Load
 
-    def __init__(self, stack: ExitStack, given: argparse.Namespace, program: str) -> None:
-        self._stack, self._given = stack, given
+    def __init__(self, stack: ExitStack, given: argparse.Namespace, copies: int, program: str) -> None:
+        self._stack, self._given, self._copies = stack, given, copies
         self.etcd = Etcd(program, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="members-"))))
         stack.callback(self.etcd.kill)
         self.servers = [self._served() for _ in range(3)]
@@ -134,7 +135,7 @@ class Scene:
         until = time.monotonic() + LIMIT
         while True:
             try:
-                client = Client(self.address, 1, WORKLOAD)
+                client = Client(self.address, self._copies, WORKLOAD)
                 break
             except kvik.StoreUnavailable:
                 if time.monotonic() > until:
@@ -170,8 +171,15 @@ class Scene:
         self.windows.append(Window(event, when, began, ended, len(members), up))
         print(f"  {event}, {when}: {ended - began:.1f} s", flush=True)
 
+    def _put_all(self) -> None:
+        """Have all blocks in all copies: one that was lost with a server is made by the next put only."""
+        with closing(Client(self.address, self._copies, WORKLOAD)) as client:
+            for prompt in range(WORKLOAD.prompts):
+                client.put(prompt)
+
     def happens(self, event: str, during: Callable[[], object]) -> None:
         """The three windows of an event."""
+        self._put_all()
         self.load.all_hit()
         with self._window(event, "before"):
             self.lasts()
@@ -287,7 +295,7 @@ def run(given: argparse.Namespace, copies: int, program: str) -> dict[str, Any]:
     """All events with so many copies."""
     print(f"copies {copies}", flush=True)
     with ExitStack() as stack:
-        scene = Scene(stack, given, program)
+        scene = Scene(stack, given, copies, program)
         with Load(scene.address, copies, given.clients, WORKLOAD) as load:
             scene.load = load
             for name in given.events:

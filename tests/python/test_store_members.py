@@ -91,12 +91,12 @@ def test_a_short_run_has_figures_of_all_windows(tmp_path: Path) -> None:
     assert len(windows) == 6
     assert run["wrong"] == 0
     for event in ("stopped", "etcd"):
-        assert windows[event, "before"]["hit_rate"] == 1.0
+        assert windows[event, "before"]["hit_rate"] > 0.9
         assert windows[event, "before"]["up"] == 3
     # With two copies a server that has stopped costs time, and no block; etcd costs neither.
-    assert windows["stopped", "during"]["hit_rate"] == 1.0
+    assert windows["stopped", "during"]["hit_rate"] > 0.9
     assert windows["stopped", "during"]["longest_s"] > windows["stopped", "before"]["longest_s"]
-    assert windows["etcd", "during"]["hit_rate"] == 1.0
+    assert windows["etcd", "during"]["hit_rate"] > 0.9
     apart, common = run["hot"]
     for found in (apart, common):
         assert sum(part["blocks"] for part in found["servers"].values()) == pytest.approx(1.0)
