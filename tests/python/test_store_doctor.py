@@ -22,8 +22,8 @@ from kvik.store.doctor import Amount, Contents, Finding, Server, Survey, finding
 from kvik.store.doctor.rules import missed
 from kvik.store.doctor.show import finding_lines, survey_lines
 from kvik.store.figures import Figures, Times, figures
+from tests.python.store_load import BLOCKS, PROMPTS, RUN, Client
 from tests.python.store_rig import NAMESPACE, Rig, Served
-from tests.python.test_store_cluster import BLOCKS, PROMPTS, RUN, Client
 
 DEADLINE = 6.0
 

@@ -39,7 +39,7 @@ def test_a_call_counts_where_most_of_it_lay(members: ModuleType) -> None:
     assert (before.calls, before.hit_rate, before.longest_s) == (1, 1.0, 1.0)
     assert (during.calls, during.hit_rate, during.longest_s) == (1, 0.0, 5.0)
     assert (after.calls, after.hit_rate, after.longest_s) == (1, None, 1.5)
-    assert before.calls_per_second == 0.1
+    assert (before.calls_per_second, before.blocks_per_second) == (0.1, 1.0)
     assert (during.listed, during.up) == (3, 2)
 
 
