@@ -13,9 +13,11 @@ and put what they miss. Figures are of windows *before*, *during* and *after* ea
   in order after the windows;
 - *etcd*: etcd gets SIGKILL. During: until it is started again, with the data that it had.
 
-Each *before* begins when all clients have read all prompts and missed nothing. A call counts in the window in
-which most of it lay. The hit rate is of blocks, of those that gets asked for; a stall is the time that one
-call took. With several copies a get asks the next server where one does not answer.
+Each *before* begins when all prompts were put once more (which makes copies that were lost) and the clients
+miss nothing any more. A call counts in the window in which most of it lay. The hit rate is of blocks, of
+those that gets asked for; a stall is the time that one call took. A get that finds little is short, so there
+may be more calls a second where fewer blocks are read. With several copies a get asks the next server where
+one does not answer.
 
 *hot*: which server is asked for how much, where all prompts are apart, and where all of them have their first
 segment (64 blocks) in common, which lies on one server.
@@ -72,13 +74,14 @@ class Window:
 
 @dataclass(frozen=True)
 class Figures:
-    """What a window shows. hit_rate: None where nothing was asked for."""
+    """What a window shows. blocks_per_second: that were read. hit_rate: None where nothing was asked for."""
 
     event: str
     when: str
     seconds: float
     calls: int
     calls_per_second: float
+    blocks_per_second: float
     hit_rate: float | None
     longest_s: float
     listed: int
@@ -97,7 +100,7 @@ def by_window(windows: Sequence[Window], calls: Sequence[Call]) -> list[Figures]
 
 def _figures(window: Window, calls: Sequence[Call]) -> Figures:
     gets = [call for call in calls if call.what == "get"]
-    asked = sum(call.asked for call in gets)
+    asked, there = sum(call.asked for call in gets), sum(call.there for call in gets)
     seconds = window.ended - window.began
     return Figures(
         event=window.event,
@@ -105,7 +108,8 @@ def _figures(window: Window, calls: Sequence[Call]) -> Figures:
         seconds=seconds,
         calls=len(calls),
         calls_per_second=len(calls) / seconds,
-        hit_rate=sum(call.there for call in gets) / asked if asked else None,
+        blocks_per_second=there / seconds,
+        hit_rate=there / asked if asked else None,
         longest_s=max((call.seconds for call in calls), default=0.0),
         listed=window.listed,
         up=window.up,
@@ -117,8 +121,8 @@ class Scene:
 
     load: Load
 
-    def __init__(self, stack: ExitStack, given: argparse.Namespace, program: str) -> None:
-        self._stack, self._given = stack, given
+    def __init__(self, stack: ExitStack, given: argparse.Namespace, copies: int, program: str) -> None:
+        self._stack, self._given, self._copies = stack, given, copies
         self.etcd = Etcd(program, Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="members-"))))
         stack.callback(self.etcd.kill)
         self.servers = [self._served() for _ in range(3)]
@@ -134,7 +138,7 @@ class Scene:
         until = time.monotonic() + LIMIT
         while True:
             try:
-                client = Client(self.address, 1, WORKLOAD)
+                client = Client(self.address, self._copies, WORKLOAD)
                 break
             except kvik.StoreUnavailable:
                 if time.monotonic() > until:
@@ -170,8 +174,15 @@ class Scene:
         self.windows.append(Window(event, when, began, ended, len(members), up))
         print(f"  {event}, {when}: {ended - began:.1f} s", flush=True)
 
+    def _put_all(self) -> None:
+        """Have all blocks in all copies: one that was lost with a server is made by the next put only."""
+        with closing(Client(self.address, self._copies, WORKLOAD)) as client:
+            for prompt in range(WORKLOAD.prompts):
+                client.put(prompt)
+
     def happens(self, event: str, during: Callable[[], object]) -> None:
         """The three windows of an event."""
+        self._put_all()
         self.load.all_hit()
         with self._window(event, "before"):
             self.lasts()
@@ -287,7 +298,7 @@ def run(given: argparse.Namespace, copies: int, program: str) -> dict[str, Any]:
     """All events with so many copies."""
     print(f"copies {copies}", flush=True)
     with ExitStack() as stack:
-        scene = Scene(stack, given, program)
+        scene = Scene(stack, given, copies, program)
         with Load(scene.address, copies, given.clients, WORKLOAD) as load:
             scene.load = load
             for name in given.events:
@@ -304,12 +315,14 @@ def run(given: argparse.Namespace, copies: int, program: str) -> dict[str, Any]:
 
 def events_table(runs: Sequence[dict[str, Any]]) -> str:
     """All windows."""
-    columns = ["copies", "event", "window", "s", "calls/s", "hit rate", "longest stall ms", "servers up"]
+    columns = ["copies", "event", "window", "s", "calls/s", "blocks read/s", "hit rate"]
+    columns += ["longest stall ms", "servers up"]
     rows = [
         [
             str(one["copies"]), window["event"], window["when"], text(window["seconds"], 1),
-            text(window["calls_per_second"], 0), text(window["hit_rate"], 4),
-            text(1e3 * window["longest_s"], 1), f"{window['up']} of {window['listed']}",
+            text(window["calls_per_second"], 0), text(window["blocks_per_second"], 0),
+            text(window["hit_rate"], 4), text(1e3 * window["longest_s"], 1),
+            f"{window['up']} of {window['listed']}",
         ]
         for one in runs
         for window in one["windows"]

@@ -1,7 +1,7 @@
 """A store under real vLLM: by the hit rate in two passes, and what it costs where it has nothing.
 
-    python bench/vllm_store_sweep.py hits [--rounds 5] [--prompts 3] [--shares 0,0.5,1] [--at-once 1]
-    python bench/vllm_store_sweep.py overhead [--starts 1] [--pairs 6] [--steps 1024,128,32] [--caches on,off]
+    python bench/vllm_store_sweep.py hits [--rounds 10] [--prompts 4] [--shares 0,0.5,1] [--at-once 1]
+    python bench/vllm_store_sweep.py overhead [--starts 1] [--pairs 8] [--steps 1024,128,32] [--caches on,off]
     both: [--quick] [--seed N] [--minutes 30] [--out FILE] [--go-on] [--table]
 
 Real vLLM servers on CPU, with the environment of the tests; the store is a server on the same host.
@@ -312,8 +312,8 @@ KINDS = {
     "hits": Kind(
         LAYERS,
         {
-            "rounds": (5, 2),
-            "prompts": (3, 2),
+            "rounds": (10, 2),
+            "prompts": (4, 2),
             "shares": ([number / 10 for number in range(11)], [0.0, 0.5, 1.0]),
             "at_once": (1, 1),
         },
@@ -323,7 +323,7 @@ KINDS = {
         None,
         {
             "starts": (1, 1),
-            "pairs": (6, 3),
+            "pairs": (8, 3),
             "steps": ([1024, 768, 512, 384, 256, 128, 64, 32], [1024, 32]),
             "caches": (list(CACHES), list(CACHES)),
         },

@@ -16,7 +16,7 @@ PROMPT = BLOCKS * BLOCK_TOKENS + 1
 """Tokens of a prompt of `hits`: whole KV blocks, and one that is always computed."""
 PASSES = ("none", "first", "second")
 """Without a store; with what the store has; the same prompts again."""
-LONG = 8 * BLOCK_TOKENS + 1
+LONG = 16 * BLOCK_TOKENS + 1
 """Tokens of a prompt of `overhead`."""
 ARMS = ("none", "store")
 Raw = Mapping[str, Any]

@@ -24,12 +24,12 @@ import kvik
 from kvik.demo import client
 from tests.python import charts
 from tests.python.charts import rendered
+from tests.python.etcd import Etcd
 from tests.python.manifests import Workload, workloads_of
 from tests.python.peers import until
 from tests.python.pods import LIMIT, SECRET, Cluster, Pod, start
 from tests.python.store_checks import the
 from tests.python.store_rig import Rig
-from tests.python.test_store_etcd import Etcd
 from tests.python.test_store_object import S3
 
 REGION = "eu-central-1"  # as in ci/object-values.yaml

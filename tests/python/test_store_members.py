@@ -39,7 +39,7 @@ def test_a_call_counts_where_most_of_it_lay(members: ModuleType) -> None:
     assert (before.calls, before.hit_rate, before.longest_s) == (1, 1.0, 1.0)
     assert (during.calls, during.hit_rate, during.longest_s) == (1, 0.0, 5.0)
     assert (after.calls, after.hit_rate, after.longest_s) == (1, None, 1.5)
-    assert before.calls_per_second == 0.1
+    assert (before.calls_per_second, before.blocks_per_second) == (0.1, 1.0)
     assert (during.listed, during.up) == (3, 2)
 
 
@@ -91,12 +91,12 @@ def test_a_short_run_has_figures_of_all_windows(tmp_path: Path) -> None:
     assert len(windows) == 6
     assert run["wrong"] == 0
     for event in ("stopped", "etcd"):
-        assert windows[event, "before"]["hit_rate"] == 1.0
+        assert windows[event, "before"]["hit_rate"] > 0.9
         assert windows[event, "before"]["up"] == 3
     # With two copies a server that has stopped costs time, and no block; etcd costs neither.
-    assert windows["stopped", "during"]["hit_rate"] == 1.0
+    assert windows["stopped", "during"]["hit_rate"] > 0.9
     assert windows["stopped", "during"]["longest_s"] > windows["stopped", "before"]["longest_s"]
-    assert windows["etcd", "during"]["hit_rate"] == 1.0
+    assert windows["etcd", "during"]["hit_rate"] > 0.9
     apart, common = run["hot"]
     for found in (apart, common):
         assert sum(part["blocks"] for part in found["servers"].values()) == pytest.approx(1.0)

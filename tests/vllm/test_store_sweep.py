@@ -151,7 +151,7 @@ def settings_of(sweep: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str)
 
 
 def test_what_was_given_goes_before_quick(sweep: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert settings_of(sweep, monkeypatch, "hits").rounds == 5
+    assert settings_of(sweep, monkeypatch, "hits").rounds == 10
     settings = settings_of(sweep, monkeypatch, "hits", "--quick", "--shares", "0.1,1")
     assert (settings.rounds, settings.shares) == (2, [0.1, 1.0])
     assert len(settings_of(sweep, monkeypatch, "overhead").steps) == 8
