@@ -1,6 +1,7 @@
 # Every target is a list of stages; tools/kvikbuild/targets.py has the lists. docs/development.md explains them.
 PYTHON ?= python3
 ENGINE ?= emulator
+STUDY ?= links
 BUILD := $(PYTHON) tools/build.py
 
 .DEFAULT_GOAL := help
@@ -10,8 +11,9 @@ demo:  ## a prefill engine, a decode engine and a router here; shows each handov
 	$(if $(filter emulator vllm,$(ENGINE)),,$(error ENGINE is "$(ENGINE)"; it is emulator (the default) or vllm))
 	@$(BUILD) $(if $(filter vllm,$(ENGINE)),demo-vllm,demo)
 
-study:  ## two links between emulated engines: planned, run, judged, reported (takes root; a quarter of an hour)
-	@$(BUILD) study
+study:  ## a ready study, run and reported (root; a quarter of an hour; STUDY=links, loading: a file over NFS, or move)
+	$(if $(filter links loading move,$(STUDY)),,$(error STUDY is "$(STUDY)"; it is links, loading or move))
+	@$(BUILD) $(if $(filter links,$(STUDY)),study,study-$(STUDY))
 
 test:  ## everything this machine can check (STAGES="rust python" runs only those; QUICK=1: six minutes' worth)
 	@$(BUILD) $(if $(filter-out 0,$(QUICK)),test-quick,test) $(STAGES)

@@ -27,6 +27,12 @@ SUBCOMMANDS: dict[str, Entry] = {
     "load": Entry("kvik_lab.load.cli", "load_command", "Send a load, and record what its client sees."),
     "pilot": Entry("kvik_lab.design.pilot_cli", "pilot", "Say how many starts and iterations to take."),
     "plan": Entry("kvik_lab.design.plan_cli", "plan", "Say what a study can tell and costs, before it runs."),
+    "predicted": Entry(
+        "kvik_lab.report.predicted",
+        "predicted_command",
+        "Compare what a move changed with the doctor's prediction.",
+    ),
+    "ready": Entry("kvik_lab.study.ready", "ready_command", "List ready studies, or write one here."),
     "report": Entry("kvik_lab.report.cli", "report_command", "Write a report of measurements."),
     "resume": Entry("kvik_lab.run.cli", "resume", "Go on with a study that was interrupted."),
     "run": Entry("kvik_lab.run.cli", "run", "Run a study: servers, loads, verdicts, a journal."),

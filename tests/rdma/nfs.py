@@ -32,14 +32,14 @@ def run(*argv: object) -> None:
     subprocess.run([str(word) for word in argv], check=True, timeout=LIMIT)
 
 
-def exported(flags: int) -> str:
-    """A command that has the server export the file system."""
-    lines = {
-        "auth.unix.ip": f"nfsd 127.0.0.1 {FOR_EVER} kvik",
-        "nfsd.export": f"kvik {EXPORT} {FOR_EVER} {flags} {NOBODY} {NOBODY} 0",
-        "nfsd.fh": f"kvik 1 \\x00000000 {FOR_EVER} {EXPORT}",
-    }
-    return " && ".join(f"printf '%s\\n' '{line}' >{TABLES}/{name}/channel" for name, line in lines.items())
+def exported(flags: int, clients: Sequence[str] = ("127.0.0.1",)) -> str:
+    """A command that has the server export the file system to these addresses."""
+    lines = [
+        *(("auth.unix.ip", f"nfsd {client} {FOR_EVER} kvik") for client in clients),
+        ("nfsd.export", f"kvik {EXPORT} {FOR_EVER} {flags} {NOBODY} {NOBODY} 0"),
+        ("nfsd.fh", f"kvik 1 \\x00000000 {FOR_EVER} {EXPORT}"),
+    ]
+    return " && ".join(f"printf '%s\\n' '{line}' >{TABLES}/{name}/channel" for name, line in lines)
 
 
 def commands() -> dict[str, str]:
@@ -54,10 +54,9 @@ def commands() -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def served(modules: Path, mib: int) -> Iterator[None]:
-    """A server that exports a file system of its own."""
-    run("modprobe", "-d", modules, "-S", os.uname().release, "-a", *MODULES)
+def prepare(modules: Path, mib: int, names: Sequence[str]) -> None:
+    """What the server has before it begins: its modules, an empty file system to export, and settings."""
+    run("modprobe", "-d", modules, "-S", os.uname().release, "-a", *names)
     for folder in (EXPORT, MOUNT, RECOVERY):
         folder.mkdir(exist_ok=True)
     run("mount", "-t", "tmpfs", "-o", f"size={mib}m", "tmpfs", EXPORT)
@@ -67,6 +66,12 @@ def served(modules: Path, mib: int) -> Iterator[None]:
     for name in ("nfsv4leasetime", "nfsv4gracetime"):
         (SERVER / name).write_text(f"{LEASE}\n")
     (SERVER / "versions").write_text("-2 -3 +4 +4.1 +4.2\n")
+
+
+@contextlib.contextmanager
+def served(modules: Path, mib: int) -> Iterator[None]:
+    """A server that exports a file system of its own."""
+    prepare(modules, mib, MODULES)
     try:
         run("sh", "-ec", commands()["KVIK_DISK_GOES_ON"])
         # Nobody had anything of a server that was never there before.

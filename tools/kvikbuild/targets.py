@@ -239,6 +239,37 @@ def study(context: Context) -> None:
     context.note = f"open {(out / 'report.html').relative_to(ROOT)}"
 
 
+def study_loading(context: Context) -> None:
+    """The ready study of a model's file over NFS, by TCP and by soft-RoCE, in a guest."""
+    env = prepare_guest(context)
+    if env is None:
+        raise StageError(f"there can be no guest: {context.skips[-1][1]}")
+    out = TARGET / "study-loading"
+    shutil.rmtree(out, ignore_errors=True)
+    context.run([overlay_env(context, "dev"), "-m", "tests.rdma.storage", "--out", out], env)
+    context.note = f"open {(out / 'report.html').relative_to(ROOT)}"
+
+
+def study_move(context: Context) -> None:
+    """The ready study of a move of hardware, on emulated engines, beside the doctor's prediction."""
+    lab = [overlay_env(context, "dev"), "-m", "kvik.cli", "lab"]
+    out = TARGET / "study-move"
+    shutil.rmtree(out, ignore_errors=True)
+    out.mkdir(parents=True)
+    table = ["--metric", "output_rate", "--out", "rate.csv"]
+    recordings = ["--before", "hardware-move-before.json", "--after", "hardware-move-after.json"]
+    report = ["--arm", "move", "--base", "before", "--unit", "tokens/s", "--larger-is-better", "--out", "."]
+    for words in (
+        ["ready", "hardware-move"],
+        ["run", "hardware-move.yaml"],
+        ["table", "hardware-move.runs/runs.jsonl", *table],
+        ["predicted", "rate.csv", *recordings, "--batch", "8"],
+        ["report", "rate.csv", *report, "--title", "A move of hardware"],
+    ):
+        context.run([*lab, *words], cwd=out)
+    context.note = f"open {(out / 'report.html').relative_to(ROOT)}"
+
+
 def _pytest(
     context: Context, env: str, folder: str, variables: dict[str, str] | None = None, more: Sequence[str] = ()
 ) -> None:
@@ -278,6 +309,8 @@ STAGES = {
         Stage("vllm", _tests("vllm", "-v", "--durations=15", env="vllm"), output="both", limit=1500),
         Stage("demo", partial(demo, env="dev", engine="emulator"), output="terminal", limit=300),
         Stage("study", study, output="terminal", limit=900),
+        Stage("study-loading", study_loading, output="terminal", limit=2400),
+        Stage("study-move", study_move, output="terminal", limit=1200),
         Stage("demo-vllm", partial(demo, env="vllm", engine="vllm"), output="terminal", limit=900),
         Stage("gpu-check", gpu_check, output="both", limit=2400),
         Stage("mutants", mutants, limit=3600),
@@ -315,6 +348,8 @@ TARGETS = {
     "gpu-check": ["toolchain", "gpu-check"],
     "demo": ["toolchain", "dev-env", "wheel", "demo"],
     "study": ["toolchain", "dev-env", "wheel", "study"],
+    "study-loading": ["toolchain", "dev-env", "wheel", "study-loading"],
+    "study-move": ["toolchain", "dev-env", "wheel", "study-move"],
     "demo-vllm": ["toolchain", "dev-env", "wheel", "vllm-env", "demo-vllm"],
     "wheel": ["toolchain", "dev-env", "wheel", "packaging"],
     "docs": ["toolchain", "dev-env", "wheel", "docs"],

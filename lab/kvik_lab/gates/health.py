@@ -28,6 +28,7 @@ _STILL = {
     "kvik_router_upstream_errors_total": ("engine failures that the router saw", "see the router's log"),
     "kvik_router_recomputed_total": ("prompts that the router let decode compute", "see its label `reason`"),
     "kvik_router_stale_connections_total": ("requests that the router sent again", "see the router's log"),
+    "kvik_lab_nfs_retransmissions_total": ("NFS requests that were sent again", "see the network's losses"),
     "node_cpu_core_throttles_total": ("throttled cores", "cool the node, or fix its clock below the limit"),
 }
 _ENGINE = ("vllm:", "kvik_", "http_")
@@ -136,10 +137,12 @@ def _client(record: RunRecord) -> list[Finding]:
 
 
 def _neighbours(record: RunRecord) -> list[Finding]:
-    return [finding for node in record.nodes if (finding := _others(node)) is not None]
+    # What the kernel does for a file system belongs to no process, so of such a run only programs are seen.
+    kernel = () if record.stated.mode == "storage" else ("system", "irq", "softirq")
+    return [finding for node in record.nodes if (finding := _others(node, kernel)) is not None]
 
 
-def _others(node: Node) -> Finding | None:
+def _others(node: Node, kernel: tuple[str, ...]) -> Finding | None:
     """What others than the run's processes used of a node's CPUs, and what a hypervisor took."""
 
     def used(*modes: str) -> float | None:
@@ -147,12 +150,12 @@ def _others(node: Node) -> Finding | None:
         known = [one for one in found if one is not None]
         return sum(known) if len(known) == len(modes) else None
 
-    busy, idle = used("user", "nice", "system", "irq", "softirq"), used("idle", "iowait")
+    busy, idle = used("user", "nice", *kernel), used("idle", "iowait")
     own = growth(node.before, node.after, "kvik_lab_own_cpu_seconds_total")
     if busy is None or idle is None or own is None:
         return None
     steal = used("steal") or 0.0
-    whole = busy + idle + steal
+    whole = busy + idle + steal + (0.0 if kernel else used("system", "irq", "softirq") or 0.0)
     if whole <= 0:
         return None
     share = max(0.0, busy - own + steal) / whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+from kvik_lab.gates import files
 from kvik_lab.gates.caches import v1, v3
 from kvik_lab.gates.case import Case
 from kvik_lab.gates.health import v9
@@ -24,6 +25,8 @@ GATES: Mapping[Gate, Callable[[Case], Finding]] = {
     "V8": v8,
     "V9": v9,
 }
+OF_FILES = {**GATES, "V1": files.v1, "V2": files.v2, "V6": files.v6, "V7": files.v7}
+"""Of runs that load a file."""
 
 
 def judge(
@@ -35,7 +38,8 @@ def judge(
     it has the same verdict, whenever it is asked for.
     """
     case = Case(record, [one for one in beside if one.id != record.id and one.study == record.study])
-    findings = tuple(GATES[gate](case) for gate in GATES if gate in gates)
+    rules = OF_FILES if record.stated.mode == "storage" else GATES
+    findings = tuple(rules[gate](case) for gate in rules if gate in gates)
     return record.model_copy(update={"findings": findings, "verdict": verdict(findings)})
 
 

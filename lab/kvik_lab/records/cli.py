@@ -65,11 +65,22 @@ def facts(record: RunRecord) -> dict[str, str]:
     `kvik lab report` takes them from."""
     began = datetime.fromtimestamp(record.times.began / 1e9, UTC)
     machines = dict.fromkeys(filter(None, map(_machine, record.nodes)))
+    emulated = emulation(record)
     return {
         "when": f"{began:%Y-%m-%d %H:%M} UTC",
         "where": "; ".join(machines),
         **{f"{program}_version": version for program, version in record.key.code.items()},
+        **({"emulated": emulated} if emulated else {}),
     }
+
+
+def emulation(record: RunRecord) -> str:
+    """What of a run was emulated, so that its figures are not those of hardware; empty where nothing was."""
+    run = record.key.configuration.get("run")
+    driver = run.get("driver") if isinstance(run, dict) else None
+    found = dict.fromkeys(["engines without a model"] if driver == "emulator" else [])
+    found |= dict.fromkeys(str(node.facts["emulated"]) for node in record.nodes if node.facts.get("emulated"))
+    return ", ".join(found)
 
 
 def _machine(node: Node) -> str:

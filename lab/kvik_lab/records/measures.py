@@ -49,6 +49,13 @@ def tpot(request: Request) -> float | None:
     return (times[-1] - times[0]) / (len(times) - 1) if len(times) > 1 else None
 
 
+def output_rate(request: Request) -> float | None:
+    """Output tokens a second of one request, from sending it to its last token."""
+    if not request.tokens or request.sent is None or request.tokens[-1] <= request.sent:
+        return None
+    return len(request.tokens) / (request.tokens[-1] - request.sent)
+
+
 def decode_step(request: Request) -> float | None:
     """Time per token after the second: the decode engine's pace, without the handover."""
     times = request.tokens
@@ -88,12 +95,14 @@ PER_REQUEST: Mapping[str, Callable[[Request], float | None]] = {
     "second_token": second_token,
     "e2e": end_to_end,
     "tpot": tpot,
+    "output_rate": output_rate,
     "decode_step": decode_step,
     "handover_gap": handover_gap,
     "itl": median_gap,
     "itl_max": longest_gap,
 }
-"""Name -> value in seconds, None where a request cannot show it (too few tokens)."""
+"""Name -> value in seconds, of `output_rate` in tokens a second; None where a request cannot show it (too few
+tokens)."""
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,14 @@ class Key(Section):
 class Stated(Section):
     """What the study says of the run, for the gates to hold it to. What is None is not stated, nor judged."""
 
-    mode: Literal["unified", "disaggregated", "transfer"] = "disaggregated"
+    mode: Literal["unified", "disaggregated", "transfer", "storage"] = "disaggregated"
     entry: Text | None = Field(default=None, description="Role that the client is to talk to.")
     transport: Text | None = Field(
-        default=None, description="That the KV is to be moved by: tcp, local, verbs, libfabric, ucx, ..."
+        default=None,
+        description="That the KV is to be moved by: tcp, local, verbs, libfabric, ucx, ...; of a file that "
+        "is loaded: tcp, rdma, or local.",
     )
+    file_bytes: Positive | None = Field(default=None, description="Of the file that each load reads.")
     prompt_tokens: Positive | None = Field(
         default=None, description="Of each measured request; None where it varies."
     )
@@ -118,7 +121,7 @@ class Role(Section):
     """One process of the serving system, or several that are one service, around the run."""
 
     name: Text
-    kind: Literal["prefill", "decode", "unified", "router", "store", "load", "telemetry", "other"]
+    kind: Literal["prefill", "decode", "unified", "router", "store", "load", "storage", "telemetry", "other"]
     node: Text = "local"
     start: Text = Field(description="Which start of its processes this is; a restart is another one.")
     url: Text | None = None

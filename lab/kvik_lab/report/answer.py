@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from kvik_lab.infer.compare import Comparison, Conclusion
@@ -38,7 +38,7 @@ def answer(
     question = rules.question or f"Which {what}, {base} or {others}{at}?"
     return Answer(
         question,
-        sentence(data, base, compared, claims, rules),
+        marked(sentence(data, base, compared, claims, rules), {**data.facts, **rules.facts}),
         sure(compared, rules),
         change(compared, rules),
         tuple(claims),
@@ -46,6 +46,12 @@ def answer(
         *(("more time", "less time") if rules.unit in SECONDS else ("higher", "lower")),
         base,
     )
+
+
+def marked(said: str, facts: Mapping[str, str]) -> str:
+    """A sentence that says first what was emulated, where something was: it is quoted without the rest."""
+    what = facts.get("emulated")
+    return f"Emulated ({what}), so not what hardware does: {said}" if what else said
 
 
 def difference(id_: str, data: Data, base: str, one: Compared, rules: Rules) -> Claim:

@@ -25,9 +25,10 @@ FACTS = {
     "node": "where",
     "version": "versions",
     "versions": "versions",
+    "emulated": "emulated",
 }
-"""Columns that say when, where and with which versions was measured; they are no factors unless they are
-named. So is a column named as a program's version, such as `vllm_version`."""
+"""Columns that say when, where and with which versions was measured, and what of it was emulated; they are no
+factors unless they are named. So is a column named as a program's version, such as `vllm_version`."""
 MOST_TOLD = 4
 SIZES = ("bytes", "kb", "mb", "gb", "kib", "mib", "gib", "tokens")
 ARMS = ("arm", "backend", "transport", "configuration", "config", "variant", "build")

@@ -19,6 +19,8 @@ from kvik_lab.run.drivers import DRIVERS
 from kvik_lab.run.drivers.system import Setup, System
 from kvik_lab.run.slots import Levels, Slot, Start
 from kvik_lab.run.spec import EnginesSpec, RoleSpec, RunSpec
+from kvik_lab.storage.measure import REPORTED, SETTINGS
+from kvik_lab.storage.spec import FileLoad, parse_file_load
 from kvik_lab.study import Study
 from kvik_lab.study.model import Program
 from kvik_lab.study.programs import put_levels
@@ -32,7 +34,7 @@ class Planned:
 
     slot: Slot
     spec: RunSpec
-    load: LoadSpec
+    load: LoadSpec | FileLoad
 
 
 @dataclass(frozen=True)
@@ -58,9 +60,9 @@ def resolve(study: Study, starts: Sequence[Start]) -> tuple[PlannedStart, ...]:
             f"{study.file}: nothing says what is to be run; add `run: ...` (see `kvik lab schema`)"
         )
     found = tuple(_resolved(study, study.program, start) for start in starts)
-    loads = [run.load for start in found for run in start.runs]
-    tokens = max(load.prompt.tokens + load.prompt.output for load in loads)
-    requests = max(map(_at_once, loads))
+    loads = [run.load for start in found for run in start.runs if isinstance(run.load, LoadSpec)]
+    tokens = max((load.prompt.tokens + load.prompt.output for load in loads), default=0)
+    requests = max(map(_at_once, loads), default=0)
     return tuple(replace(start, most_tokens=tokens, most_requests=requests) for start in found)
 
 
@@ -68,8 +70,7 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
     runs = []
     for slot in start.slots:
         spec = put_levels(program, slot.levels, study.constants)
-        load = parse_spec(_load(study, spec, slot), f"{study.file}: run.load")
-        runs.append(Planned(slot, spec, load))
+        runs.append(Planned(slot, spec, _load(study, spec, slot)))
         DRIVERS[spec.driver].check(spec)
     first = servers(runs[0].spec)
     for one in runs:
@@ -95,15 +96,15 @@ def _model(levels: Levels) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _load(study: Study, spec: RunSpec, slot: Slot) -> dict[str, Any]:
+def _load(study: Study, spec: RunSpec, slot: Slot) -> LoadSpec | FileLoad:
     """The load's specification: the study's, its warm-up where the load says none, and a seed of its own
     for each run, so that no two runs send the same prompts."""
-    load = {"arrival": {"kind": "closed", "concurrency": 1}, "warmup": study.warmup.least, **spec.load}
-    return {
-        **load,
-        "url": NOWHERE,
-        "seed": int(load.get("seed", 0)) + study.design.seed * 100_000 + slot.order,
-    }
+    where, load = f"{study.file}: run.load", {"warmup": study.warmup.least, **spec.load}
+    if spec.driver == "storage":
+        return parse_file_load(load, where)
+    load = {"arrival": {"kind": "closed", "concurrency": 1}, **load}
+    seed = int(load.get("seed", 0)) + study.design.seed * 100_000 + slot.order
+    return parse_spec({**load, "url": NOWHERE, "seed": seed}, where)
 
 
 def setup(start: PlannedStart, nodes: Mapping[str, Node], logs: Path, mark: str) -> Setup:
@@ -126,7 +127,11 @@ def _at_once(load: LoadSpec) -> int:
 
 def stated(start: PlannedStart, run: Planned, system: System, varied: Sequence[str]) -> Stated:
     """What the study says of a run, for the gates."""
-    spec, prompt = run.spec, run.load.prompt
+    spec = run.spec
+    if isinstance(run.load, FileLoad):
+        size = run.load.bytes
+        return Stated(mode="storage", transport=spec.transport, file_bytes=size, varied=tuple(varied))
+    prompt = run.load.prompt
     fixed = run.load.arrival.kind != "trace" and run.load.turns is None
     return Stated(
         mode=spec.mode,
@@ -154,7 +159,9 @@ def varied(study: Study) -> tuple[str, ...]:
         ]
         names = {name for one in seen for name in one}
         found |= dict.fromkeys(sorted(n for n in names if any(one.get(n) != seen[0].get(n) for one in seen)))
-    return tuple(dict.fromkeys(name.rpartition("\0")[2] for name in found))
+    changed = [name.rpartition("\0")[2] for name in found]
+    # What a mount says of itself follows from what is mounted.
+    return tuple(dict.fromkeys((*changed, *(REPORTED if {*SETTINGS} & {*changed} else ()))))
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:
@@ -164,4 +171,7 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     roles: list[tuple[str, EnginesSpec | RoleSpec]] = [("engines", spec.engines), *spec.roles.items()]
     for name, role in roles:
         found |= {f"{name}\0{key}": value for key, value in {**role.options, **role.env}.items()}
+    if spec.driver == "storage":
+        found |= {f"storage\0{key}": value for key, value in spec.storage.model_dump().items()}
+        found |= {f"file\0{key}": value for key, value in spec.load.items()}
     return found

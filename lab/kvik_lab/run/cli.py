@@ -27,28 +27,39 @@ _OUT = click.option(
 )
 
 
+_ONLY = click.option(
+    "--only",
+    multiple=True,
+    metavar="FACTOR=LEVEL",
+    help="Only starts with this level, of a factor that takes a restart; repeatable.",
+)
+
+
 @click.command()
 @_STUDY
 @_OUT
-def run(study: Path, out: Path | None) -> None:
+@_ONLY
+def run(study: Path, out: Path | None, only: tuple[str, ...]) -> None:
     """Run STUDY: start its servers as planned, send each load, judge each run, and write all of it down.
 
-    The journal is a folder; an interrupted study goes on with `kvik lab resume`. Ends with 0 when every
+    The journal is a folder; an interrupted study goes on with `kvik lab resume`, and so does one of which
+    --only ran a part, such as what is to be measured before hardware is moved. Ends with 0 when every
     run counts, 3 when all were completed and some are invalid, 1 when some failed, and 130 when it was
     interrupted.
     """
-    _go(study, out, resume=False)
+    _go(study, out, only, resume=False)
 
 
 @click.command()
 @_STUDY
 @_OUT
-def resume(study: Path, out: Path | None) -> None:
+@_ONLY
+def resume(study: Path, out: Path | None, only: tuple[str, ...]) -> None:
     """Go on with STUDY where it was interrupted: what is not completed is run, in the order of the plan.
 
     Exit statuses are those of `kvik lab run`.
     """
-    _go(study, out, resume=True)
+    _go(study, out, only, resume=True)
 
 
 @click.command()
@@ -86,9 +97,27 @@ def _planned(path: Path) -> tuple[Study, tuple[PlannedStart, ...]]:
     return study, resolve(study, plan_slots(study))
 
 
-def _go(path: Path, out: Path | None, *, resume: bool) -> None:
+def chosen(study: Study, starts: tuple[PlannedStart, ...], only: tuple[str, ...]) -> tuple[PlannedStart, ...]:
+    """The starts that have these levels. Raises `LabError` for what names no level of a factor that takes a
+    restart."""
+    for text in only:
+        name, _, wanted = text.partition("=")
+        factor = next((one for one in study.factors if one.name == name and one.hard), None)
+        if factor is None:
+            known = ", ".join(one.name for one in study.factors if one.hard) or "none"
+            raise LabError(f"--only {text}: no factor {name!r} takes a restart; those that do: {known}")
+        level = next((one for one in factor.levels if str(one) == wanted), None)
+        if level is None:
+            levels = ", ".join(map(str, factor.levels))
+            raise LabError(f"--only {text}: {name} has no such level; its levels: {levels}")
+        starts = tuple(one for one in starts if all(run.slot.levels.get(name) == level for run in one.runs))
+    return starts
+
+
+def _go(path: Path, out: Path | None, only: tuple[str, ...], *, resume: bool) -> None:
     try:
         study, starts = _planned(path)
+        starts = chosen(study, starts, only)
         text = path.read_text(encoding="utf-8-sig")
         with Journal.opened(folder_of(study, out), text, resume=resume) as journal:
             Control(study, starts, journal, click.echo).run()

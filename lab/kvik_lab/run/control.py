@@ -6,8 +6,8 @@ import contextlib
 import hashlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -18,10 +18,10 @@ from kvik_lab.records import RunRecord, Times
 from kvik_lab.records.schema import Key, Outcome
 from kvik_lab.run.build import Planned, PlannedStart, servers, setup, varied
 from kvik_lab.run.drivers import DRIVERS
-from kvik_lab.run.execute import Up, execute, place, used_nodes
+from kvik_lab.run.execute import Up, client_node, execute, place, used_nodes
 from kvik_lab.run.gating import judge_again, judged
 from kvik_lab.run.journal import Journal
-from kvik_lab.run.nodes import Look, examined, open_nodes
+from kvik_lab.run.nodes import EXECUTORS, Look, Maker, examined, open_nodes
 from kvik_lab.run.progress import Progress, outcome_of
 from kvik_lab.study import Study
 
@@ -39,6 +39,7 @@ class Control:
     starts: Sequence[PlannedStart]
     journal: Journal
     say: Say
+    executors: Mapping[str, Maker] = field(default_factory=lambda: EXECUTORS)
 
     def __post_init__(self) -> None:
         self.mark = mark(self.journal.folder)
@@ -90,10 +91,11 @@ class Control:
         logs = self.journal.folder / "logs" / name
         logs.mkdir(parents=True, exist_ok=True)
         driver = DRIVERS[start.spec.driver]
-        with open_nodes(start.spec, logs) as nodes:
+        with open_nodes(start.spec, logs, self.executors) as nodes:
             self._await_stale(nodes)
             system = driver.system(setup(start, nodes, logs, self.mark))
-            code = driver.code(nodes[system.parts[0].role.node])
+            first = system.parts[0].role.node if system.parts else client_node(start.spec)
+            code = driver.code(nodes[first])
             graph = RoleGraph([part.role for part in system.parts], nodes, logs)
             # Before the servers, whose start it would disturb; in a run it would disturb what is measured.
             seen = {node: examined(nodes[node]) for node in used_nodes(system, start.spec)}

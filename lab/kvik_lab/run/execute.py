@@ -17,7 +17,6 @@ from kvik.roles import LineReady, Role, RoleGraph
 from kvik.roles.node import LocalNode, Node, NodeError
 from kvik.roles.processes import Process, ProcessError
 from kvik_lab.errors import LabError
-from kvik_lab.load.spec import LoadSpec
 from kvik_lab.observe import engine_counters, scrape
 from kvik_lab.records import Key, LoadResult, Place, RunRecord, Times, read_load
 from kvik_lab.records.schema import Counters, Outcome
@@ -27,6 +26,8 @@ from kvik_lab.run.drivers.system import Part, System
 from kvik_lab.run.nodes import DOCTOR, LOCAL, RIGHT, Look, recorded
 from kvik_lab.run.spec import RunSpec
 from kvik_lab.run.ssh import SshNode
+from kvik_lab.storage import measure
+from kvik_lab.storage.spec import FileLoad
 
 OWN = "kvik_lab_own_cpu_seconds_total"
 FACTS = ("machine", "kernel", "cpu", "cores_usable", "memory_bytes", "gpus")  # those that a result depends on
@@ -64,11 +65,12 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
     before: dict[str, Look] = {}
     counters: list[dict[str, Counters]] = [{}, {}]
     result: LoadResult | None = None
+    storage: tuple[RoleRecord, ...] = ()
     after: dict[str, Look] = {}
     error, outcome = None, "completed"
     try:
         before, counters[0] = _look(up)
-        result = _load(up, run)
+        result, storage = _load(up, run)
         zero = result.zero
         after, counters[1] = _look(up)
         if dead := up.graph.dead():
@@ -83,6 +85,8 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
     for name in looks:
         if isinstance(up.nodes[name], LocalNode):
             after[name].counters[OWN] += _own_cpu() - cpu
+        elif result is not None and name == client_node(run.spec):
+            after[name].counters[OWN] += result.client.cpu_seconds or 0.0  # the loader, which has ended
         if name in up.examined:
             after[name].facts[DOCTOR] = up.examined[name]
     facts = {
@@ -101,7 +105,7 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
         client=None if result is None else result.client,
         requests=() if result is None else result.requests,
         figures=() if result is None else result.figures,
-        roles=tuple(_roles(up, *counters)),
+        roles=(*_roles(up, *counters), *storage),
         nodes=tuple(recorded(name, before[name], after[name]) for name in looks),
     )
 
@@ -133,7 +137,7 @@ def place(planned: PlannedStart, name: str, run: Planned) -> Place:
 
 def used_nodes(system: System, spec: RunSpec) -> list[str]:
     """The nodes that servers or the load run on."""
-    return sorted({part.role.node for part in system.parts} | {_client_node(spec)})
+    return sorted({part.role.node for part in system.parts} | {client_node(spec)})
 
 
 def _look(up: Up) -> tuple[dict[str, Look], dict[str, Counters]]:
@@ -176,29 +180,38 @@ def _roles(up: Up, before: Mapping[str, Counters], after: Mapping[str, Counters]
     return found
 
 
-def _client_node(spec: RunSpec) -> str:
+def client_node(spec: RunSpec) -> str:
+    """The name of the node that the load is made on."""
     role = spec.roles.get("load")
     if role is not None and role.node is not None:
         return role.node
     return RIGHT if spec.link is not None else LOCAL
 
 
-def _load(up: Up, run: Planned) -> LoadResult:
-    """The load's own process, from its start to its result. Raises `RunError`."""
-    name = _client_node(run.spec)
+def _load(up: Up, run: Planned) -> tuple[LoadResult, tuple[RoleRecord, ...]]:
+    """The load's own process, from its start to its result; with what is loaded from, where that is a file.
+    Raises `RunError`."""
+    name = client_node(run.spec)
     node = up.nodes[name]
     base = up.logs / run.slot.id
-    spec = LoadSpec.model_validate({**run.load.model_dump(), "url": up.system.target})
-    base.with_suffix(".load.json").write_text(json.dumps(spec.model_dump(mode="json")), encoding="utf-8")
-    out = base.with_suffix(".result.json")
-    command = [sys.executable, "-m", "kvik.cli", "lab", "load", "--quiet", "--out", str(out)]
-    command += ["--spec", str(base.with_suffix(".load.json"))]
+    began, storage = time.time_ns(), run.spec.storage.model_dump()
+    if isinstance(run.load, FileLoad):
+        command = measure.command(node.python, storage, run.load)
+    else:
+        asked = {**run.load.model_dump(mode="json"), "url": up.system.target}
+        base.with_suffix(".load.json").write_text(json.dumps(asked), encoding="utf-8")
+        command = [sys.executable, "-m", "kvik.cli", "lab", "load", "--quiet"]
+        command += ["--out", str(base.with_suffix(".result.json"))]
+        command += ["--spec", str(base.with_suffix(".load.json"))]
     env = {"KVIKLAB_STUDY": up.mark}
     role = Role("load", tuple(command), LineReady(""), env, node=name, grace=2.0)
     process = node.launch(role, base.with_suffix(".load.log"))
     try:
         _wait(up, run, process)
-        return read_load(out)
+        if not isinstance(run.load, FileLoad):
+            return read_load(base.with_suffix(".result.json")), ()
+        found = measure.understood(process.said(), storage, run.load, node=name, start=up.name, began=began)
+        return found.result, (found.role,)
     finally:
         process.stop()
 
@@ -214,7 +227,8 @@ def _wait(up: Up, run: Planned, process: Process) -> None:
         if time.monotonic() > until:
             raise RunError(f"the load did not end within {run.spec.limit:g} s (run.limit)\n{process.tail()}")
     if status != 0:
-        raise RunError(f"the load ended with status {status}\n{process.tail()}")
+        last = process.said().strip().rpartition("\n")[2] or "it said nothing"
+        raise RunError(f"the load ended with status {status}: {last}\n{process.tail()}")
 
 
 def _lost(up: Up, dead: Sequence[str]) -> Outcome:

@@ -33,6 +33,7 @@ def facts() -> dict[str, object]:
         "cores": os.cpu_count() or 0,
         "cores_usable": len(os.sched_getaffinity(0)),
         "cpu": _first("/proc/cpuinfo", "model name"),
+        "emulated": _emulated(),
         "memory_bytes": int((_first("/proc/meminfo", "MemTotal") or "0 kB").split()[0]) * 1024,
         "governor": _text("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
     }
@@ -44,6 +45,12 @@ def facts() -> dict[str, object]:
         busy = ["nvidia-smi", "--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader"]
         found["gpu_processes"] = _lines(busy)
     return found
+
+
+def _emulated() -> str | None:
+    """Where the processor is a program: then no time is one of hardware."""
+    cpu = _first("/proc/cpuinfo", "model name") or ""
+    return "a processor in software" if "QEMU TCG" in cpu else None
 
 
 def counters(mark: str | None) -> dict[str, float]:

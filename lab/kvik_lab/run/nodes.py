@@ -43,13 +43,15 @@ EXECUTORS: Mapping[str, Maker] = {"local": _local, "ssh": _ssh}
 
 
 @contextlib.contextmanager
-def open_nodes(spec: RunSpec, folder: Path) -> Iterator[dict[str, Node]]:
+def open_nodes(
+    spec: RunSpec, folder: Path, executors: Mapping[str, Maker] = EXECUTORS
+) -> Iterator[dict[str, Node]]:
     """The nodes by name. Raises `LabError` where a link cannot be shaped, `NodeError` for a host that
     does not answer."""
     with contextlib.ExitStack() as stack:
         nodes: dict[str, Node] = {LOCAL: LocalNode(sys.executable)}
         for name, one in spec.nodes.items():
-            nodes[name] = stack.enter_context(EXECUTORS[one.executor](name, one, folder))
+            nodes[name] = stack.enter_context(executors[one.executor](name, one, folder))
         if spec.link is not None:
             try:
                 rate = Rate.parse(spec.link.rate)

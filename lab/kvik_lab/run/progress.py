@@ -11,6 +11,7 @@ from kvik_lab.records.measures import PER_REQUEST
 from kvik_lab.run.build import PlannedStart
 from kvik_lab.run.journal import Journal
 from kvik_lab.run.slots import Slot
+from kvik_lab.storage.measure import LOAD_TIME
 
 
 class Progress:
@@ -65,6 +66,8 @@ def outcome_of(record: RunRecord) -> str:
         return f"{record.outcome}: {(record.error or '').splitlines()[0] if record.error else ''}"
     values = [value for one in record.measured() if (value := PER_REQUEST["ttft"](one)) is not None]
     measured = f", median TTFT {statistics.median(values) * 1e3:.1f} ms of {len(values)}" if values else ""
+    if loads := [figure.value for figure in record.figures if figure.metric == LOAD_TIME]:
+        measured = f", median load {statistics.median(loads):.3f} s of {len(loads)}"
     reasons = [f"{one.gate}: {one.what}" for one in record.findings if one.status in ("invalid", "suspect")]
     why = f" ({'; '.join(reasons)})" if reasons else ""
     return f"{record.verdict or 'not judged'}{measured}{why}"

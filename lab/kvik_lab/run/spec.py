@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-DriverName = Literal["emulator", "vllm"]
+DriverName = Literal["emulator", "storage", "vllm"]
 ConnectorName = Literal["kvik", "nixl"]
 Mode = Literal["disaggregated", "unified"]
 Kind = Literal["prefill", "decode", "unified", "router", "store", "load"]
@@ -47,6 +47,14 @@ class LinkSpec(Section):
     delay: Annotated[float, Field(ge=0, le=1)] = Field(0.0, description="Seconds more, each way.")
 
 
+class StorageSpec(Section):
+    """What the driver `storage` mounts for each run, in a mount namespace of the run's own; takes root."""
+
+    type: Text = Field("none", description="nfs4, ext4, ...; none: nothing is mounted.")
+    source: str = Field("", description="As mount(8) takes it, such as 192.0.2.20:/models.")
+    options: str = Field("", description="With addr=... among them NFS is mounted without mount.nfs.")
+
+
 class RoleSpec(Section):
     """One kind of process."""
 
@@ -75,10 +83,13 @@ class RunSpec(Section):
 
     driver: DriverName
     mode: Mode = "disaggregated"
-    transport: Text = Field("tcp", description="What moves KV between prefill and decode.")
+    transport: Text = Field(
+        "tcp", description="What moves KV between prefill and decode; of storage: tcp, rdma or local."
+    )
     connector: ConnectorName = Field("kvik", description="Of vLLM: kvik's, or vLLM's own over NIXL.")
     nodes: dict[Text, NodeSpec] = {}
     link: LinkSpec | None = None
+    storage: StorageSpec = Field(default_factory=lambda: StorageSpec.model_validate({}))
     engines: EnginesSpec = Field(default_factory=lambda: EnginesSpec.model_validate({}))
     roles: dict[Kind, RoleSpec] = {}
     load: dict[Text, Any] = Field({}, description="Of the load driver: see `kvik lab load --help`.")

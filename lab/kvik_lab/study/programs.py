@@ -2,7 +2,7 @@
 
 In `run` any value may be a text with names of factors and constants in brackets. `"{tokens}"` alone is
 the level itself; where that factor does not exist in a row, the key is as if it were not there.
-`"ctx={tokens}"` is a text with the level in it. What `sets` of a level says comes last.
+`"ctx={tokens}"` is a text with the level in it. What `sets` of a level says comes last, read likewise.
 """
 
 from __future__ import annotations
@@ -38,10 +38,13 @@ class PutError(LabError):
 def put_levels(program: Program, levels: Mapping[str, Level | None], constants: Mapping[str, Any]) -> RunSpec:
     """`run` for one row. Raises `PutError`, which has the path of what is wrong."""
     present = {name: level for name, level in levels.items() if level is not None}
-    raw = _put(copy.deepcopy(dict(program.raw)), {**constants, **present}, frozenset(levels), ())
+    known, names = {**constants, **present}, frozenset(levels)
+    raw = _put(copy.deepcopy(dict(program.raw)), known, names, ())
     for name, level in present.items():
         for path, value in _set_by(program, name, level).items():
-            _set(raw, path, value, name)
+            put = _put(value, known, names, tuple(path.split(".")))
+            if put is not _ABSENT:
+                _set(raw, path, put, name)
     try:
         return RunSpec.model_validate(raw)
     except ValidationError as error:

@@ -85,7 +85,13 @@ PRESETS = {
 
 
 def parse_compute(text: str) -> ComputeModel:
-    """`NAME`, `KEY=VALUE,...`, or `NAME,KEY=VALUE,...`; `InvalidArgument` says what is known."""
+    """`NAME`, `KEY=VALUE,...`, `NAME,KEY=VALUE,...`, or `doctor=FILE,...` (`kvik.emulator.recorded`);
+    `InvalidArgument` says what is known."""
+    if text.startswith("doctor="):
+        from kvik.emulator.recorded import step_of_recording  # the doctor is seldom asked
+
+        fixed, sequence = step_of_recording(text)
+        return ComputeModel(fixed=fixed, decode_token=sequence)
     values: dict[str, Any] = {}
     known = {field.name: str(field.type) for field in fields(ComputeModel)}
     for number, part in enumerate(text.split(",")):
@@ -97,7 +103,8 @@ def parse_compute(text: str) -> ComputeModel:
         else:
             raise InvalidArgument(
                 f"compute model {text!r}: {part!r} is neither a preset ({', '.join(PRESETS)}), which comes "
-                f"first, nor KEY=VALUE with a key of {', '.join(known)}"
+                f"first, nor KEY=VALUE with a key of {', '.join(known)}, "
+                "nor is the whole of it doctor=FILE,model=NAME"
             )
     return ComputeModel(**values)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 import socket
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,8 @@ import pytest
 
 import kvik
 from kvik.config import EMULATOR
+from kvik.doctor import examine, load
+from kvik.doctor.cost import MODELS, best_path, path_gbs, step_s
 from kvik.emulator import wire
 from kvik.emulator.compute import PRESETS, parse_compute
 from kvik.emulator.faults import Fault, Faults, parse_fault
@@ -27,6 +32,7 @@ from kvik.handover.holding import HeldBlocks
 from kvik.handover.protocol import RankHello, RankPlace
 from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
+from tests.python.doctor.machines import recorded
 from tests.python.emulator.servers import ASK_PREFILL, TINY, prompt_of
 
 OPTIONS = Options(**{**EMULATOR.defaults(), "kv_memory": 1 << 20})
@@ -138,6 +144,27 @@ def test_compute_models() -> None:
         "fixed=1,instant",
     ):
         with pytest.raises(kvik.InvalidArgument):
+            parse_compute(text)
+
+
+def test_a_step_of_hardware_that_the_doctor_has_recorded(tmp_path: Path) -> None:
+    """As the doctor's cost model says; what is not known is named."""
+    file = tmp_path / "host.json"
+    file.write_text(json.dumps(recorded("desktop-h770-before")))
+    machine = examine(load(file))
+    path = best_path(machine)
+    assert path is not None
+    found = parse_compute(f"doctor={file},model=llama-3-8b,tp=2,pp=2")
+    for batch in (1, 8):
+        wanted = step_s(MODELS[-1], 2, 2, batch, path_gbs(machine, path), path.chipset)
+        assert found.seconds(0, batch, 0) == pytest.approx(wanted)
+    for text, said in (
+        (f"doctor={file},model=other", "model='other'; the doctor's cost model knows Llama-3.2-1B"),
+        (f"doctor={file},model=Llama-3-8B,tp=0", "tp='0' is no whole number"),
+        (f"doctor={file},model=Llama-3-8B,fixed=1", "'fixed' is none of doctor, model, tp, pp"),
+        (f"doctor={tmp_path / 'none'},model=Llama-3-8B", "make one with `kvik doctor --save`"),
+    ):
+        with pytest.raises(kvik.InvalidArgument, match=re.escape(said)):
             parse_compute(text)
 
 

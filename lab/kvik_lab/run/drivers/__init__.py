@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvik_lab.run.drivers import emulator, vllm
+from kvik_lab.run.drivers import emulator, storage, vllm
 from kvik_lab.run.drivers.system import Driver
 
-DRIVERS: Mapping[str, Driver] = {"emulator": emulator.Emulator(), "vllm": vllm.Vllm()}
+DRIVERS: Mapping[str, Driver] = {
+    "emulator": emulator.Emulator(), "storage": storage.Storage(), "vllm": vllm.Vllm(),
+}  # fmt: skip
 """By the name that the study file gives."""

@@ -1,0 +1,40 @@
+"""`run.load` of the driver `storage`: which file is loaded, how often, and how."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from kvik_lab.errors import LabError
+
+REQUEST = 16 << 20
+
+
+class FileLoad(BaseModel):
+    """Loads of one file into memory that is there already, each with nothing of it in the page cache."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    path: Annotated[str, Field(min_length=1)] = Field(
+        description="Below what is mounted for the run, or from the root where nothing is."
+    )
+    bytes: Annotated[int, Field(ge=1)] = Field(description="That the file has: it is held to it.")
+    loads: Annotated[int, Field(ge=1)] = Field(default=3, description="That are measured.")
+    warmup: Annotated[int, Field(ge=0)] = Field(default=1, description="Loads before them.")
+    by: Literal["read", "mmap"] = Field(
+        default="read", description="mmap: copied from a mapping, as safetensors does unless told otherwise."
+    )
+    request: Annotated[int, Field(ge=4096)] = Field(default=REQUEST, description="Bytes of one read.")
+
+
+def parse_file_load(data: Any, where: str) -> FileLoad:
+    """From what the study says. Raises `LabError` that names the key."""
+    try:
+        return FileLoad.model_validate(data)
+    except ValidationError as error:
+        lines = [
+            f"{where}: {'.'.join(map(str, one['loc'])) or 'the load'}: {one['msg']}"
+            for one in error.errors(include_url=False)
+        ]
+        raise LabError("\n".join(lines)) from error
