@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_ranks_in_host_memory_share_by_number_where_that_is_asked_for(server: Ma
 def test_every_way_in_which_ranks_come_to_their_gpus_gives_the_same_map(server: Machine) -> None:
     """What CUDA_VISIBLE_DEVICES, replicas or servers a rank belongs to changes which GPU it has, and nothing
     else: whoever has the GPU has its NICs. Ranks of any two servers share no NIC."""
-    taken = []
+    taken: list[str | None] = []
     for gpu in server.gpus:
         places = [(number, ranks) for ranks in (1, 2, 8) for number in range(ranks)]
         found = {choose("verbs", Spot(gpu.address, *place), machine=giving(server)).nics for place in places}
@@ -153,7 +154,8 @@ def rank(
 ) -> FakeNative:
     """Starts a rank, and gives the module that its engine was asked of."""
     native, shape = FakeNative(), shape_of()
-    side = WorkerSide(native, config, "test", place, ReportFile(str(report)), on_host)
+    engine: Any = native
+    side = WorkerSide(engine, config, "test", place, ReportFile(str(report)), on_host)
     memory = KvMemory(4096, 2 * 8 * 96, 8, 96, ("0", "1"), [0, 768], 48, shape, None, gpu)
     side.register([memory])
     side.close()

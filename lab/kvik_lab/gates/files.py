@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvik_lab.gates.case import Case, invalid, passed, suspect, total, unchecked, worst
 from kvik_lab.gates.limits import BYTES_FAR, BYTES_NEAR, HIT_SHARE, TRANSPORT_SHARE
-from kvik_lab.records import Finding
+from kvik_lab.records import Finding, RunRecord
 from kvik_lab.storage.measure import BYTES, RESIDENT, protocol
 
 IN_MEMORY = ("tmpfs", "ramfs", "hugetlbfs")
@@ -17,18 +17,18 @@ _FROM_DISK = "kvik_lab_read_bytes_total"
 _BY_RDMA = "kvik_lab_nfs_rdma_reply_bytes_total"
 
 
-def _file_system(case: Case) -> str:
-    roles = case.record.role("storage")
+def _file_system(record: RunRecord) -> str:
+    roles = record.role("storage")
     return str(roles[0].reported.get("file_system", "")) if roles else ""
 
 
-def _values(case: Case, metric: str) -> list[float]:
-    return [figure.value for figure in case.record.figures if figure.metric == metric]
+def _values(record: RunRecord, metric: str) -> list[float]:
+    return [figure.value for figure in record.figures if figure.metric == metric]
 
 
 def v1(case: Case) -> Finding:
     """Before each load nothing of the file was in the page cache."""
-    shares, kind = _values(case, RESIDENT), _file_system(case)
+    shares, kind = _values(case.record, RESIDENT), _file_system(case.record)
     if not shares:
         return unchecked("V1", "no load is in the record")
     if kind in IN_MEMORY:
@@ -43,7 +43,7 @@ def v1(case: Case) -> Finding:
 
 def v2(case: Case) -> Finding:
     """As many bytes came from the server or the disk as were loaded."""
-    loaded, kind = sum(_values(case, BYTES)), _file_system(case)
+    loaded, kind = sum(_values(case.record, BYTES)), _file_system(case.record)
     if not loaded:
         return unchecked("V2", "no load is in the record")
     if kind in IN_MEMORY:
@@ -65,7 +65,7 @@ def v2(case: Case) -> Finding:
 
 def v6(case: Case) -> Finding:
     """The file has the bytes that are stated, and the arms have one file."""
-    sizes, stated = set(_values(case, BYTES)), case.stated.file_bytes
+    sizes, stated = set(_values(case.record, BYTES)), case.stated.file_bytes
     if not sizes or stated is None:
         return unchecked("V6", "no size of a file is stated, or no load is in the record")
     wrong = next((size for size in sizes if size != stated), None)
@@ -105,7 +105,7 @@ def v7(case: Case) -> Finding:
 
 def _by_rdma(case: Case) -> Finding:
     """The payload itself was placed by RDMA, not sent within messages."""
-    moved, loaded = total(case.record.role("storage"), _BY_RDMA), sum(_values(case, BYTES))
+    moved, loaded = total(case.record.role("storage"), _BY_RDMA), sum(_values(case.record, BYTES))
     if moved is None or not loaded:
         return suspect("V7", "the mount is over RDMA and counts no bytes", "see /proc/self/mountstats")
     seen = f"{moved:,.0f} of {loaded:,.0f} bytes were placed by RDMA"

@@ -6,6 +6,7 @@ import pytest
 
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError
+from kvik_lab.load.spec import LoadSpec
 from kvik_lab.run.build import resolve, varied
 from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import Study, StudyError, parse_study
@@ -78,8 +79,9 @@ def test_slots_are_those_of_the_plan_each_time() -> None:
     assert anchors
     assert all(slot.levels["tokens"] == 64 and slot.levels["mode"] is not None for slot in anchors)
     planned = resolve(study, first)
-    seeds = [run.load.seed for start in planned for run in start.runs]
-    assert len(set(seeds)) == len(seeds)
+    loads = [run.load for start in planned for run in start.runs]
+    seeds = [load.seed for load in loads if isinstance(load, LoadSpec)]
+    assert len(set(seeds)) == len(seeds) == len(loads)
 
 
 def test_runs_of_one_start_have_one_system() -> None:

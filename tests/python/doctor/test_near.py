@@ -88,8 +88,8 @@ def test_it_is_the_map_of_the_whole_host() -> None:
         machine = replace(machine, devices=devices)
         ours = [gpu.address for gpu in machine.gpus if gpu not in other]
         wanted = nics_for_ranks(machine, len(ours), gpus=ours)
-        for gpu, expected in zip(ours, wanted, strict=True):
-            told = near_gpu(machine, VERBS, gpu).devices or tuple(names(machine))
+        for address, expected in zip(ours, wanted, strict=True):
+            told = near_gpu(machine, VERBS, address).devices or tuple(names(machine))
             assert sorted(told) == sorted(expected), (machine.gpus, machine.nics)
         assert sorted({name for mine in wanted for name in mine}) == sorted(names(machine))
 
