@@ -1,7 +1,7 @@
 //! Servers that die, stop, come back with other disks, and join, below clients of which each knows a list of its own: by
 //! random schedules, with processes that are really killed.
 //!
-//! `KVIK_SCHEDULES=500` runs so many. With `KVIK_SEED` the first one is that of the seed; how threads meet is not
+//! `KVIK_STORE_SCHEDULES=500` runs so many. With `KVIK_SEED` the first one is that of the seed; how threads meet is not
 //! repeated by it.
 
 use crate::members::*;
@@ -271,7 +271,7 @@ fn schedule(seed: u64) -> Seen {
 
 #[test]
 fn no_schedule_of_members_gives_wrong_blocks_or_keeps_anybody() {
-    let count = std::env::var("KVIK_SCHEDULES").map_or(SCHEDULES, |count| count.parse().unwrap());
+    let count = std::env::var("KVIK_STORE_SCHEDULES").map_or(SCHEDULES, |count| count.parse().unwrap());
     let first = Random::new().next();
     let (next, seen) = (AtomicU64::new(0), Mutex::new(Seen::default()));
     std::thread::scope(|scope| {
