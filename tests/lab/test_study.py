@@ -413,3 +413,19 @@ def test_check_says_what_a_study_comes_to_each_number_beside_its_formula() -> No
     summary = json.loads(CliRunner().invoke(cli.lab, ["check", "--json", path]).output)
     assert summary["feasible"]["value"] == 1728
     assert np.prod([len(one["levels"]) for one in summary["factors"]]) == summary["product"]["value"]
+
+
+def test_ready_studies_are_listed_and_written_once(tmp_path: Path) -> None:
+    """Each is sound where it lies; what is there already stays as it is."""
+    listed = CliRunner().invoke(cli.lab, ["ready"]).output.splitlines()
+    assert [line.split()[0] for line in listed] == sorted(path.stem for path in EXAMPLES.glob("*.yaml"))
+    out = ["ready", "hardware-move", "--out", str(tmp_path / "new")]
+    written = CliRunner().invoke(cli.lab, out)
+    assert written.exit_code == 0, written.output
+    names = ["hardware-move-after.json", "hardware-move-before.json", "hardware-move.yaml"]
+    assert sorted(path.name for path in (tmp_path / "new").iterdir()) == names
+    assert load_study(tmp_path / "new" / "hardware-move.yaml").name == "hardware-move"
+    again = CliRunner().invoke(cli.lab, out)
+    assert (again.exit_code, "is there already" in again.output) == (2, True), again.output
+    wrong = CliRunner().invoke(cli.lab, ["ready", "hardware"])
+    assert (wrong.exit_code, "no ready study 'hardware'; there are: " in wrong.output) == (2, True)

@@ -14,12 +14,12 @@ EXAMPLES = resources.files("kvik_lab.study") / "examples"
 
 def ready_studies() -> dict[str, str]:
     """By name, what each is about."""
-    found = {}
-    for file in sorted(EXAMPLES.iterdir(), key=lambda one: one.name):
-        name, _, kind = file.name.rpartition(".")
-        if kind == "yaml":
-            found[name] = str(yaml.safe_load(file.read_text(encoding="utf-8")).get("about", ""))
-    return found
+    files = {file.name.removesuffix(".yaml"): file for file in EXAMPLES.iterdir()}
+    return {
+        name: str(yaml.safe_load(file.read_text(encoding="utf-8")).get("about", ""))
+        for name, file in sorted(files.items())
+        if file.name.endswith(".yaml")
+    }
 
 
 def files_of(name: str) -> list[Traversable]:
