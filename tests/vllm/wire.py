@@ -12,6 +12,7 @@ from typing import Self
 
 FREE = 128 << 10  # bytes of a connection before it counts as one that carries pages
 PIECE = 16 << 10
+PAGES = 4 << 10  # bytes of a piece whose middle is pages: a smaller one may be a header or a trailer alone
 BUFFER = 64 << 10  # bytes of each socket buffer, so that little is under way
 
 
@@ -40,7 +41,7 @@ class Wire:
             self._changed.notify_all()
 
     def flip_one_bit(self) -> None:
-        """Spoil one bit of the next piece of a connection that carries pages."""
+        """Spoil one bit of the pages that pass next."""
         with self._changed:
             self._flip = True
 
@@ -88,7 +89,7 @@ class Wire:
 
     def _treat(self, piece: bytes) -> bytes:
         with self._changed:
-            if self._flip:
+            if self._flip and len(piece) >= PAGES:
                 self._flip = False
                 middle = len(piece) // 2
                 piece = piece[:middle] + bytes([piece[middle] ^ 1]) + piece[middle + 1 :]
