@@ -66,7 +66,8 @@ class Stored:
             store["prefill_rate"] = 1e12
         else:
             store |= {"host_cache": "64MiB", "prefill_rate": "off"}
-            arguments += ["--async-scheduling", "--num-gpu-blocks-override", "32", "--enable-lora"]
+            # One request of the longest that the model takes has to fit: 32 blocks, and one that vLLM keeps.
+            arguments += ["--async-scheduling", "--num-gpu-blocks-override", "34", "--enable-lora"]
             arguments.append("--lora-modules")
             for seed, (name, adapter) in enumerate(zip(ADAPTERS, self.adapters, strict=True)):
                 arguments.append(f"{name}={write_adapter(adapter, seed)}")
