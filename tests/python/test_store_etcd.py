@@ -134,6 +134,9 @@ def _serves(etcd: Etcd) -> None:
         assert _names(rig) == {one.address}
         keys = rig.store.keys([1] * 64)
         assert (rig.put(keys).stored, rig.got(keys)) == (16, 16)
+        # It has what was entered, and knows no login of before any more.
+        etcd.kill()
+        etcd.again(empty=False)
         with Served("--etcd", etcd.url) as two:
             becomes(lambda: _names(rig) == {one.address, two.address})
         del rig.bytes

@@ -19,6 +19,7 @@ from kvikbuild.rust import cargo_env, hold_cache, target_dir
 from kvikbuild.site import build_site
 from kvikbuild.soundness import soak_miri, soak_sanitizers
 from kvikbuild.stage import Context, Stage, StageError, beside, run_stages
+from kvikbuild.studies import IN_A_GUEST, STUDIES
 from kvikbuild.wheel import ensure_wheels
 
 
@@ -224,49 +225,14 @@ def gpu_check(context: Context) -> None:
 _NO_GPU = 77
 
 
-def study(context: Context) -> None:
-    """The ready study of two links between emulated engines: planned, run, judged and reported."""
-    python = overlay_env(context, "dev")
-    lab = [python, "-m", "kvik.cli", "lab"]
-    out = TARGET / "study"
-    file = ROOT / "lab" / "kvik_lab" / "study" / "examples" / "two-links-here.yaml"
-    shutil.rmtree(out, ignore_errors=True)
-    context.run([*lab, "plan", file])
-    context.run([*lab, "run", file, "--out", out])
-    context.run([*lab, "table", out / "runs.jsonl", "--metric", "ttft", "--out", out / "ttft.csv"])
-    report = ["--arm", "link", "--size", "tokens", "--unit", "s", "--title", "Two links", "--out", out]
-    context.run([*lab, "report", out / "ttft.csv", *report])
-    context.note = f"open {(out / 'report.html').relative_to(ROOT)}"
-
-
-def study_loading(context: Context) -> None:
-    """The ready study of a model's file over NFS, by TCP and by soft-RoCE, in a guest."""
-    env = prepare_guest(context)
+def study(context: Context, which: str = "links") -> None:
+    """A ready study, run and reported."""
+    env = prepare_guest(context) if which in IN_A_GUEST else {}
     if env is None:
         raise StageError(f"there can be no guest: {context.skips[-1][1]}")
-    out = TARGET / "study-loading"
+    python, out = overlay_env(context, "dev"), TARGET / context.name
     shutil.rmtree(out, ignore_errors=True)
-    context.run([overlay_env(context, "dev"), "-m", "tests.rdma.storage", "--out", out], env)
-    context.note = f"open {(out / 'report.html').relative_to(ROOT)}"
-
-
-def study_move(context: Context) -> None:
-    """The ready study of a move of hardware, on emulated engines, beside the doctor's prediction."""
-    lab = [overlay_env(context, "dev"), "-m", "kvik.cli", "lab"]
-    out = TARGET / "study-move"
-    shutil.rmtree(out, ignore_errors=True)
-    out.mkdir(parents=True)
-    table = ["--metric", "output_rate", "--out", "rate.csv"]
-    recordings = ["--before", "hardware-move-before.json", "--after", "hardware-move-after.json"]
-    report = ["--arm", "move", "--base", "before", "--unit", "tokens/s", "--larger-is-better", "--out", "."]
-    for words in (
-        ["ready", "hardware-move"],
-        ["run", "hardware-move.yaml"],
-        ["table", "hardware-move.runs/runs.jsonl", *table],
-        ["predicted", "rate.csv", *recordings, "--batch", "8"],
-        ["report", "rate.csv", *report, "--title", "A move of hardware"],
-    ):
-        context.run([*lab, *words], cwd=out)
+    STUDIES[which](lambda words, cwd: context.run([python, *words], env, cwd), out)
     context.note = f"open {(out / 'report.html').relative_to(ROOT)}"
 
 
@@ -309,8 +275,8 @@ STAGES = {
         Stage("vllm", _tests("vllm", "-v", "--durations=15", env="vllm"), output="both", limit=1500),
         Stage("demo", partial(demo, env="dev", engine="emulator"), output="terminal", limit=300),
         Stage("study", study, output="terminal", limit=900),
-        Stage("study-loading", study_loading, output="terminal", limit=2400),
-        Stage("study-move", study_move, output="terminal", limit=1200),
+        Stage("study-loading", partial(study, which="loading"), output="terminal", limit=2400),
+        Stage("study-move", partial(study, which="move"), output="terminal", limit=1200),
         Stage("demo-vllm", partial(demo, env="vllm", engine="vllm"), output="terminal", limit=900),
         Stage("gpu-check", gpu_check, output="both", limit=2400),
         Stage("mutants", mutants, limit=3600),

@@ -2,7 +2,6 @@
 
 use kvik_core::{Code, Error, Result};
 use reqwest::{Certificate, ClientBuilder, Identity};
-use std::path::Path;
 
 /// Authorities that a server's certificate may be of, as a PEM file. Default: the system's.
 const CACERT: &str = "ETCDCTL_CACERT";
@@ -48,10 +47,9 @@ pub(super) fn with_certificates(
         _ => return Err(wrong(format!("{CERT} and {KEY} are set together: a certificate and its key"))),
     };
     let both = [pem(CERT, &cert)?, b"\n".to_vec(), pem(KEY, &key)?].concat();
-    let identity = Identity::from_pem(&both).map_err(|_| {
-        let name = |path: &str| Path::new(path).display().to_string();
-        wrong(format!("{} and {} are no certificate and key in PEM", name(&cert), name(&key)))
-    })?;
+    let identity = Identity::from_pem(&both);
+    let identity =
+        identity.map_err(|_| wrong(format!("{cert} and {key} are no certificate and key in PEM")))?;
     Ok(builder.identity(identity))
 }
 

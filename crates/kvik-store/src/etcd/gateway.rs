@@ -77,17 +77,8 @@ impl Gateway {
     /// # Errors
     /// `StoreUnavailable` where etcd does not answer, or refuses; `ProtocolError` for an answer that is none.
     pub fn ask(&mut self, path: &str, request: &Value) -> Result<Value> {
-        let mut stream = self.stream(path, request)?;
-        let body = self.within(PATIENCE, async {
-            while let Some(piece) = stream.response.chunk().await.map_err(|error| with_causes(&error))? {
-                stream.add(&piece)?;
-            }
-            Ok(std::mem::take(&mut stream.came))
-        });
-        serde_json::from_slice(&body?).map_err(|error| {
-            let text = format!("{} answers with what is no JSON: {error}", self.etcd);
-            Error::new(Code::ProtocolError, text)
-        })
+        let stream = self.stream(path, request)?;
+        self.value(stream)
     }
 
     /// Asks for an answer that goes on.
@@ -106,7 +97,7 @@ impl Gateway {
             self.authenticate(&login)?;
             response = self.post(path, request)?;
         }
-        self.checked(response).map(|response| Stream { response, came: Vec::new() })
+        self.checked(response)
     }
 
     /// What comes next, for so long.
@@ -129,19 +120,26 @@ impl Gateway {
         }
     }
 
-    fn authenticate(&mut self, login: &Login) -> Result<()> {
-        self.token = None;
-        let response =
-            self.post("auth/authenticate", &json!({ "name": login.name, "password": login.password }))?;
-        let mut stream = Stream { response: self.checked(response)?, came: Vec::new() };
-        let token = self.within(PATIENCE, async {
+    /// All of an answer.
+    fn value(&self, mut stream: Stream) -> Result<Value> {
+        let body = self.within(PATIENCE, async {
             while let Some(piece) = stream.response.chunk().await.map_err(|error| with_causes(&error))? {
                 stream.add(&piece)?;
             }
-            let said: Value = serde_json::from_slice(&stream.came).unwrap_or_default();
-            said["token"].as_str().map(str::to_owned).ok_or_else(|| "it gives no token".to_owned())
+            Ok(stream.came)
         })?;
-        self.token = Some(token);
+        serde_json::from_slice(&body).map_err(|error| {
+            let text = format!("{} answers with what is no JSON: {error}", self.etcd);
+            Error::new(Code::ProtocolError, text)
+        })
+    }
+
+    fn authenticate(&mut self, login: &Login) -> Result<()> {
+        self.token = None;
+        let request = json!({ "name": login.name, "password": login.password });
+        let said = self.value(self.checked(self.post("auth/authenticate", &request)?)?)?;
+        let token = said["token"].as_str().ok_or_else(|| self.unavailable("it gives no token"))?;
+        self.token = Some(token.to_owned());
         Ok(())
     }
 
@@ -155,10 +153,10 @@ impl Gateway {
     }
 
     /// An answer that is no refusal.
-    fn checked(&self, mut response: Response) -> Result<Response> {
+    fn checked(&self, mut response: Response) -> Result<Stream> {
         let status = response.status();
         if status == StatusCode::OK {
-            return Ok(response);
+            return Ok(Stream { response, came: Vec::new() });
         }
         let said =
             self.within(PATIENCE, async { response.chunk().await.map_err(|error| with_causes(&error)) });
