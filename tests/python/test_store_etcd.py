@@ -7,8 +7,9 @@ import ssl
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,21 +57,22 @@ def _met(engine: kvik.Engine, etcd: Etcd) -> Rig:
             time.sleep(0.05)  # a client that was not made has nothing to wait for
 
 
-def _post(etcd: Etcd, context: ssl.SSLContext, path: str, request: object) -> None:
-    """Ask an etcd that may still be starting."""
+def _post(etcd: Etcd, context: ssl.SSLContext, path: str, request: object, token: str = "") -> Any:
+    """Ask an etcd that may still be starting; its answer."""
     until = time.monotonic() + LIMIT
-    data = json.dumps(request).encode()
+    headers = {"Authorization": token} if token else {}
+    asked = urllib.request.Request(
+        f"https://{etcd.address}/v3/auth/{path}", json.dumps(request).encode(), headers
+    )
     while True:
         try:
-            asked = urllib.request.Request(f"https://{etcd.address}/v3/{path}", data)
-            urllib.request.urlopen(asked, timeout=LIMIT, context=context).close()  # noqa: S310 - the same
+            with urllib.request.urlopen(asked, timeout=LIMIT, context=context) as answer:  # noqa: S310 - https
+                return json.load(answer)
         except urllib.error.HTTPError as error:
             pytest.fail(f"{path}: {error.read()!r}")
         except urllib.error.URLError:
             assert time.monotonic() < until
             time.sleep(0.05)  # it does not say when it listens
-        else:
-            return
 
 
 def _names(rig: Rig) -> set[str]:
@@ -127,16 +129,14 @@ def test_an_etcd_that_is_away_costs_nothing(etcd: Etcd) -> None:
         del rig.bytes
 
 
-def _serves(etcd: Etcd) -> None:
-    """A server enters itself, and a client finds it and what it has."""
+def _serves(etcd: Etcd, meanwhile: Callable[[], object] = lambda: None) -> None:
+    """A server enters itself, and a client finds it and what it has, and one that comes after `meanwhile`."""
     with Served("--etcd", etcd.url) as one, kvik.Engine() as engine:
         rig = _met(engine, etcd)
         assert _names(rig) == {one.address}
         keys = rig.store.keys([1] * 64)
         assert (rig.put(keys).stored, rig.got(keys)) == (16, 16)
-        # It has what was entered, and knows no login of before any more.
-        etcd.kill()
-        etcd.again(empty=False)
+        meanwhile()
         with Served("--etcd", etcd.url) as two:
             becomes(lambda: _names(rig) == {one.address, two.address})
         del rig.bytes
@@ -155,7 +155,7 @@ def test_etcd_asks_for_a_user_under_tls(
             ("user/grant", {"user": "root", "role": "root"}),
             ("enable", {}),
         ):
-            _post(etcd, context, f"auth/{path}", request)
+            _post(etcd, context, path, request)
         layout = kvik.Layout(2, 8192)
 
         def refused(match: str, error: type[kvik.KvikError] = kvik.StoreUnavailable) -> None:
@@ -170,7 +170,13 @@ def test_etcd_asks_for_a_user_under_tls(
         monkeypatch.setenv("ETCDCTL_PASSWORD", "wrong")
         refused("authentication failed")
         monkeypatch.setenv("ETCDCTL_PASSWORD", "secret")
-        _serves(etcd)
+        me = {"name": "root", "password": "secret"}
+
+        def forgets_logins() -> None:
+            token = _post(etcd, context, "authenticate", me)["token"]
+            _post(etcd, context, "user/changepw", me, token)
+
+        _serves(etcd, forgets_logins)
     finally:
         etcd.kill()
 
