@@ -90,7 +90,8 @@ impl Asking {
         let began = Instant::now();
         let answer = call(self);
         let took = began.elapsed();
-        assert!(took < 2 * DEADLINE, "{}: {what} took {took:?}", self.context);
+        // A second server that is waited for takes as long again.
+        assert!(took < DEADLINE * 3 / 2, "{}: {what} took {took:?}", self.context);
         self.seen.longest = self.seen.longest.max(took);
         self.seen.calls += 1;
         let error = match answer {
