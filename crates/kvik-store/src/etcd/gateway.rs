@@ -121,14 +121,17 @@ impl Gateway {
     }
 
     /// All of an answer.
-    fn value(&self, mut stream: Stream) -> Result<Value> {
-        let body = self.within(PATIENCE, async {
+    fn whole(&self, mut stream: Stream) -> Result<Vec<u8>> {
+        self.within(PATIENCE, async {
             while let Some(piece) = stream.response.chunk().await.map_err(|error| with_causes(&error))? {
                 stream.add(&piece)?;
             }
             Ok(stream.came)
-        })?;
-        serde_json::from_slice(&body).map_err(|error| {
+        })
+    }
+
+    fn value(&self, stream: Stream) -> Result<Value> {
+        serde_json::from_slice(&self.whole(stream)?).map_err(|error| {
             let text = format!("{} answers with what is no JSON: {error}", self.etcd);
             Error::new(Code::ProtocolError, text)
         })
@@ -153,14 +156,13 @@ impl Gateway {
     }
 
     /// An answer that is no refusal.
-    fn checked(&self, mut response: Response) -> Result<Stream> {
+    fn checked(&self, response: Response) -> Result<Stream> {
         let status = response.status();
+        let stream = Stream { response, came: Vec::new() };
         if status == StatusCode::OK {
-            return Ok(Stream { response, came: Vec::new() });
+            return Ok(stream);
         }
-        let said =
-            self.within(PATIENCE, async { response.chunk().await.map_err(|error| with_causes(&error)) });
-        let said = said.ok().flatten().unwrap_or_default();
+        let said = self.whole(stream).unwrap_or_default();
         let said: String = String::from_utf8_lossy(&said).chars().take(200).collect();
         Err(self.unavailable(&format!("{status}: {said}")))
     }
