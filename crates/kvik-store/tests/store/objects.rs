@@ -99,7 +99,8 @@ fn what_goes_from_the_log_too_comes_back() {
     for log in [Some(&*folder.0), None] {
         let rig = rig_with(small(&bucket), log);
         opened(&rig);
-        assert_eq!(there(&rig), 4 * PROMPTS as usize, "with the log {log:?}");
+        let found = there(&rig);
+        assert_eq!(found, 4 * PROMPTS as usize, "with the log {log:?}: {:?}", rig.client.stat());
     }
 }
 
