@@ -154,6 +154,8 @@ pub(crate) struct Metrics {
     pub(crate) inflight: Gauge,
     recomputed: By<1, Counter>,
     streamed: By<1, Counter>,
+    /// Streams that decode has begun to answer and whose outcome is not counted yet.
+    pub(crate) streams_open: Gauge,
     client_left: By<1, Counter>,
     releases: By<1, Counter>,
     stale: By<1, Counter>,
@@ -175,6 +177,7 @@ impl Metrics {
             inflight: Gauge::default(),
             recomputed: Family::default(),
             streamed: Family::default(),
+            streams_open: Gauge::default(),
             client_left: Family::default(),
             releases: Family::default(),
             stale: Family::default(),
@@ -189,6 +192,8 @@ impl Metrics {
         registry.register("recomputed", text, metrics.recomputed.clone());
         let text = "Requests that both engines were sent at once, by what became of them";
         registry.register("streams", text, metrics.streamed.clone());
+        let text = "Requests that both engines were sent at once, answered by decode and not in `streams` yet";
+        registry.register("streams_open", text, metrics.streams_open.clone());
         let text = "Clients that left before their answer was complete, by stage";
         registry.register("client_left", text, metrics.client_left.clone());
         let text = "Attempts to give back KV that no decode engine was given, by outcome";

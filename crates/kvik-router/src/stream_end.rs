@@ -46,6 +46,7 @@ pub(crate) struct StreamEnd {
 
 impl StreamEnd {
     pub(crate) fn new(shared: Arc<Shared>, id: String, engine: Arc<Engine>, template: Arc<str>) -> Self {
+        shared.metrics.streams_open.inc();
         Self { shared, id, engine, template, handed_over: OnceLock::new(), note: OnceLock::new() }
     }
 
@@ -85,6 +86,8 @@ impl Drop for StreamEnd {
     fn drop(&mut self) {
         let (id, url, outcome) = (&self.id, &self.engine.url, self.outcome());
         self.shared.metrics.streamed(outcome);
+        // After it: who sees that none is open finds all of them counted.
+        self.shared.metrics.streams_open.dec();
         match outcome {
             Streamed::Recomputed => {
                 self.shared.metrics.recomputed(Recompute::StreamFailed);

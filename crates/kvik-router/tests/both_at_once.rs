@@ -53,6 +53,7 @@ async fn both_engines_get_the_second_request_at_once() {
     }
     assert!(seeds[0].len() == 64 && seeds[0] != seeds[1], "{seeds:?}");
     until_metric(&router, r#"kvik_router_streams_total{outcome="streamed"} 2"#).await;
+    until_metric(&router, "kvik_router_streams_open 0").await;
     assert_eq!((prefill.fake.pending().await, decode.pending().await), (0, 0));
 }
 
