@@ -49,6 +49,7 @@ html_copy_source = False
 
 # Pages that lie elsewhere in the repository, and what stands for them in the site.
 ELSEWHERE = {"../README.md": "index.md", "../bench/README.md": "bench.md"}
+ELSEWHERE |= {f"../bench/{page}.md": f"bench-{page}.md" for page in ("store", "vllm")}
 
 
 def redirect(_app: Sphinx, _page: str, source: list[str]) -> None:
