@@ -154,7 +154,6 @@ pub(crate) struct Metrics {
     pub(crate) inflight: Gauge,
     recomputed: By<1, Counter>,
     streamed: By<1, Counter>,
-    /// Streams that decode has begun to answer and whose outcome is not counted yet.
     pub(crate) streams_open: Gauge,
     client_left: By<1, Counter>,
     releases: By<1, Counter>,
@@ -170,8 +169,7 @@ const BUCKETS: [f64; 21] = [
 
 impl Metrics {
     pub(crate) fn new() -> Self {
-        let mut registry = Registry::with_prefix("kvik_router");
-        let metrics = Self {
+        let mut metrics = Self {
             requests: Family::default(),
             phases: Family::new_with_constructor(|| Histogram::new(BUCKETS)),
             inflight: Gauge::default(),
@@ -182,8 +180,9 @@ impl Metrics {
             releases: Family::default(),
             stale: Family::default(),
             upstream_errors: Family::default(),
-            registry: Registry::default(),
+            registry: Registry::with_prefix("kvik_router"),
         };
+        let registry = &mut metrics.registry;
         registry.register("requests", "Requests by endpoint and by how they ended", metrics.requests.clone());
         let text = "Time in each phase of a request";
         registry.register_with_unit("phase", text, Unit::Seconds, metrics.phases.clone());
@@ -192,7 +191,7 @@ impl Metrics {
         registry.register("recomputed", text, metrics.recomputed.clone());
         let text = "Requests that both engines were sent at once, by what became of them";
         registry.register("streams", text, metrics.streamed.clone());
-        let text = "Requests that both engines were sent at once, answered by decode and not in `streams` yet";
+        let text = "Of those, the ones that decode answers and that are not counted yet";
         registry.register("streams_open", text, metrics.streams_open.clone());
         let text = "Clients that left before their answer was complete, by stage";
         registry.register("client_left", text, metrics.client_left.clone());
@@ -200,12 +199,9 @@ impl Metrics {
         registry.register("releases", text, metrics.releases.clone());
         let text = "Requests sent again because an idle connection had been closed, by role";
         registry.register("stale_connections", text, metrics.stale.clone());
-        registry.register(
-            "upstream_errors",
-            "Engine failures by role and kind",
-            metrics.upstream_errors.clone(),
-        );
-        Self { registry, ..metrics }
+        let text = "Engine failures by role and kind";
+        registry.register("upstream_errors", text, metrics.upstream_errors.clone());
+        metrics
     }
 
     pub(crate) fn request(&self, endpoint: Endpoint, outcome: Outcome) {

@@ -34,7 +34,8 @@ pub(crate) fn patience(decode_took: Duration) -> Duration {
     decode_took.clamp(LEAST_WAIT, MOST_WAIT)
 }
 
-/// A stream that decode has begun to answer. Its end is counted when the last who may hear of it has gone.
+/// A stream that decode has begun to answer. Its end is counted when the last who may hear of it has gone, and until
+/// then it is open: who sees that none is finds all of them counted.
 pub(crate) struct StreamEnd {
     shared: Arc<Shared>,
     id: String,
@@ -86,7 +87,6 @@ impl Drop for StreamEnd {
     fn drop(&mut self) {
         let (id, url, outcome) = (&self.id, &self.engine.url, self.outcome());
         self.shared.metrics.streamed(outcome);
-        // After it: who sees that none is open finds all of them counted.
         self.shared.metrics.streams_open.dec();
         match outcome {
             Streamed::Recomputed => {
