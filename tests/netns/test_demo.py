@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 from pathlib import Path
 
 import pytest
@@ -54,6 +55,26 @@ def test_a_cable_can_be_shaped_anew(hosts: tuple[Host, Host]) -> None:
             left.shape(Rate.parse(f"{megabits}mbit"))
             (shaper,) = json.loads(left.run("tc", "-json", "qdisc", "show", "dev", CABLE))
             assert shaper["options"]["rate"] == megabits * 1_000_000 / 8
+
+
+def test_the_cable_has_the_congestion_control_of_most_machines(hosts: tuple[Host, Host]) -> None:
+    """Whatever this machine's own is."""
+    assert hosts
+    available = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
+    if "cubic" not in available:
+        pytest.skip(f"this kernel has {', '.join(available)}, not cubic")
+    with two_hosts() as (left, right):
+        for family, source, target in (
+            (socket.AF_INET, left.v4, right.v4),
+            (socket.AF_INET6, left.v6, right.v6),
+        ):
+            with right.inside(), socket.create_server((target, 0), family=family) as server:
+                port = server.getsockname()[1]
+                with left.inside():
+                    client = socket.create_connection((target, port), timeout=10, source_address=(source, 0))
+                used = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+                client.close()
+            assert used.rstrip(b"\0") == b"cubic"
 
 
 def test_a_cable_without_the_shaper_is_refused(
