@@ -50,6 +50,8 @@ SPECS = {
             "wired", wired=True, extra={"expiry": 8.0}, decode_arguments=["--num-gpu-blocks-override", "40"]
         ),
         PairSpec("stream", mode="stream", wired=True, extra={"expiry": 60.0}),
+        # For tests that wait until prefill's grants have ended.
+        PairSpec("stream-brief", mode="stream", wired=True, extra={"expiry": 25.0}),
         PairSpec(
             "stream-cached",
             mode="stream",

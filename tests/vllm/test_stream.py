@@ -34,6 +34,7 @@ LAYERS = 4  # of the tiny model: as many parts has each segment of 512 tokens
 PARTS = LAYERS * 7  # of a prompt of 3,500 tokens
 streams = pytest.mark.parametrize("pair", ["stream", "stream-cached"], indirect=True)
 wired = pytest.mark.parametrize("pair", ["stream"], indirect=True)
+brief = pytest.mark.parametrize("pair", ["stream-brief"], indirect=True)
 
 
 def learn(pair: Pair) -> None:
@@ -157,7 +158,7 @@ def ask_meanwhile(
         pair.wire.slow(None)
 
 
-@wired
+@brief
 def test_the_link_is_cut_in_the_middle(pair: Pair, reference: Reference) -> None:
     """Whatever had come: the same tokens, before the load's time is over, and all blocks of prefill back."""
     assert pair.wire is not None
@@ -172,7 +173,7 @@ def test_the_link_is_cut_in_the_middle(pair: Pair, reference: Reference) -> None
     wait_used(pair.prefill, level, SLACK + EXPIRY)
 
 
-@wired
+@brief
 def test_prefill_is_stopped_in_the_middle(pair: Pair, reference: Reference) -> None:
     """It says nothing more, and its connections stay: decode takes it for lost, and computes the prompt."""
     learn(pair)
