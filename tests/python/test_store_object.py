@@ -16,16 +16,18 @@ import pytest
 
 import kvik
 from kvik.roles.ports import LOOPBACK
+from tests.python.s3_relay import Meddling, S3Relay
 from tests.python.store_rig import NAMESPACE, Rig, Served
 
 KEY = "a-secret-key-of-this-test"
 PROMPTS = range(0, 10_000, 100)
 """Where the tokens of each prompt begin; a prompt has four blocks of four tokens, 6 MiB in all."""
+DEADLINE = 1.0
 ARGUMENTS = ("--memory", "1MiB", "--object", "s3://kvik-test/one", "--object-batch", "256KiB")
 
 
 class S3:
-    """A process of moto's S3 server, with a bucket."""
+    """A process of moto's S3 server, with a bucket, and a relay before it that kvik is told of."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -43,6 +45,7 @@ class S3:
                 break
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
+        self.relay = S3Relay(self.endpoint)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -63,7 +66,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     if importlib.util.find_spec("moto") is None:
         pytest.skip("moto is not in this environment")
     server = S3()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.relay.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "kvik")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
@@ -73,6 +76,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         client.create_bucket(Bucket="kvik-test")
         yield server
     finally:
+        server.relay.close()
         server.kill()
         assert server.process.stderr is not None
         server.process.stderr.close()
@@ -122,12 +126,17 @@ def test_blocks_outlive_the_server_in_a_bucket(s3: S3, capfd: pytest.CaptureFixt
         assert found(rig) == 4 * len(PROMPTS)
         assert rig.store.stat()["object_loaded"] > 100
         served.end()
-        said = [f"{4 * len(PROMPTS)} blocks: {s3.counted('PUT')} PUT, {s3.counted('GET')} GET"]
+        blocks = 4 * len(PROMPTS)
+        put, got = s3.relay.received["PUT"] / blocks, s3.relay.sent["GET"] / blocks
+        said = [
+            f"a block stored: {s3.counted('PUT') / blocks:.3f} PUT, {put:.0f} bytes",
+            f"a block read: {s3.counted('GET') / blocks:.3f} GET, {got:.0f} bytes",
+        ]
         served.again()
         becomes(lambda: all_there(rig))
         del rig.bytes
     logged = capfd.readouterr().err
-    print(*said)
+    print(*said, sep="\n")
     assert s3.counted("PUT") < 80
     assert KEY not in logged
 
@@ -143,6 +152,33 @@ def test_a_bucket_that_dies_costs_misses(s3: S3) -> None:
         keys = rig.store.keys(range(50_000, 50_016))
         assert rig.put(keys).stored == 4
         assert rig.got(keys) == 4
+        del rig.bytes
+
+
+@pytest.mark.parametrize("meddling", ["fails", "slow", "cut", "short", "swapped"])
+def test_a_bucket_that_meddles_costs_misses(s3: S3, meddling: Meddling) -> None:
+    """Whatever it answers, no other bytes come, no call takes longer than its deadline, and puts go on."""
+    with Served(*ARGUMENTS) as served, kvik.Engine() as engine:
+        rig = Rig(engine, served.address)
+        put_all(rig)
+        s3.relay.meddling = meddling
+        left, longest = 0, 0.0
+        for keys in keys_of(rig):
+            begun = time.monotonic()
+            left += rig.got(keys, deadline=DEADLINE)
+            longest = max(longest, time.monotonic() - begun)
+        blocks, corrupt = 4 * len(PROMPTS), rig.store.stat()["corrupt"]
+        print(f"{meddling}: {left} of {blocks} blocks, {corrupt} corrupt, longest get {longest:.3f} s")
+        assert left < blocks
+        assert s3.relay.meddled > 0
+        assert longest < 1.5 * DEADLINE
+        assert (corrupt > 0) == (meddling in ("short", "swapped"))
+        keys = rig.store.keys(range(50_000, 50_016))
+        assert rig.put(keys).stored == 4
+        assert rig.got(keys) == 4
+        s3.relay.meddling = "none"
+        if meddling in ("fails", "slow", "cut"):
+            becomes(lambda: all_there(rig))
         del rig.bytes
 
 
