@@ -92,6 +92,26 @@ def test_an_abort_that_finds_its_load_ended_names_no_block(aborted: bool) -> Non
         rank.close()
 
 
+def test_an_idle_step_waits_for_an_answer_and_for_nothing_else() -> None:
+    tiers = Still()
+    rank = rank_of(tiers)
+    later = threading.Timer(0.05, tiers.goes_on.set)
+    try:
+        rank.collect(threading.TIMEOUT_MAX)  # nobody has asked
+        rank.begin_step(CachePlan(lookups=[Lookup(1, b"1")]))
+        assert tiers.asks.acquire(timeout=LIMIT)
+        rank.collect()
+        assert rank.take_answers() == {}
+        later.start()
+        rank.collect(LIMIT)
+        assert list(rank.take_answers()) == [1]
+        rank.collect(threading.TIMEOUT_MAX)  # it was taken
+    finally:
+        later.cancel()
+        tiers.goes_on.set()
+        rank.close()
+
+
 def test_a_lookup_that_is_answered_at_the_end_of_the_process_is_no_error(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -1,4 +1,5 @@
-"""The half in a worker process: blocks are looked for, read and written on threads, and nothing here waits.
+"""The half in a worker process: blocks are looked for, read and written on threads, and only a step that has
+nothing to compute waits a little for one of them.
 
 A step's plan is started before the step's forward pass. In host memory the serving engine's own work on the
 plan's KV blocks is done by then; on a GPU the threads wait for what its stream was given by then. What has
@@ -12,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import queue
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,13 @@ class _SaveEnd:
     saved: Saved
 
 
+@dataclass
+class _LookEnd:
+    number: int
+    answer: Answer
+    failures: dict[str, str]
+
+
 class CacheRank:
     """Worker-process half of a serving engine's store, for one rank. `follows`: as of `Tiers`."""
 
@@ -50,7 +58,8 @@ class CacheRank:
         self._config = config
         self._rank = rank
         self._follows = follows
-        self._ended: deque[_LoadEnd | _SaveEnd | tuple[int, Answer, dict[str, str]]] = deque()
+        self._ended: queue.SimpleQueue[_LoadEnd | _SaveEnd | _LookEnd] = queue.SimpleQueue()
+        self._looking = 0  # lookups that have begun and were not collected
         self._stops: dict[str, Stop] = {}
         self._looks = ThreadPoolExecutor(LOOKERS, "kvik-look")
         self._loads = ThreadPoolExecutor(LOADERS, "kvik-load")
@@ -70,6 +79,7 @@ class CacheRank:
         if plan.namespaces is not None:
             self._tiers.set_namespace(plan.namespaces[self._rank])
         now = time.monotonic()
+        self._looking += len(plan.lookups)
         for lookup in plan.lookups:
             self._looks.submit(self._look, lookup, now + self._config.deadline)
         if plan.loads or plan.saves:
@@ -85,18 +95,29 @@ class CacheRank:
         for save in plan.saves:
             self._saves.submit(self._save, save, now + self._config.save_deadline, behind)
 
-    def collect(self) -> None:
-        """Take what has ended by now."""
-        while self._ended:
-            ended = self._ended.popleft()
-            if isinstance(ended, _LoadEnd):
-                self._end_load(ended)
-            elif isinstance(ended, _SaveEnd):
-                self._end_save(ended)
-            else:
-                number, answer, failures = ended
-                self._answers[number] = answer
-                self._count_failures("lookups", failures)
+    def collect(self, wait_s: float = 0.0) -> None:
+        """Take what has ended by now.
+
+        wait_s: seconds to wait for something to end where nothing has and a request waits for an answer or a
+        load; for a step that has nothing else to do.
+        """
+        try:
+            if wait_s > 0.0 and (self._looking or self._stops):
+                self._take(self._ended.get(timeout=wait_s))
+            while True:
+                self._take(self._ended.get_nowait())
+        except queue.Empty:
+            return
+
+    def _take(self, ended: _LoadEnd | _SaveEnd | _LookEnd) -> None:
+        if isinstance(ended, _LoadEnd):
+            self._end_load(ended)
+        elif isinstance(ended, _SaveEnd):
+            self._end_save(ended)
+        else:
+            self._looking -= 1
+            self._answers[ended.number] = ended.answer
+            self._count_failures("lookups", ended.failures)
 
     def take_received(self) -> set[str]:
         """Request ids of loads that have ended, since the last call."""
@@ -153,7 +174,7 @@ class CacheRank:
                     self._prefetches.submit(self._prefetch, lookup.links, answer.host, until)
         except Exception:
             logger.exception("kvik: looking for blocks has failed in a way that is no answer of a store")
-        self._ended.append((lookup.number, answer, failures))
+        self._ended.put(_LookEnd(lookup.number, answer, failures))
 
     def _answer(self, lookup: Lookup) -> tuple[Answer, dict[str, str]]:
         met = self._follows and self._tiers.has_server
@@ -175,7 +196,7 @@ class CacheRank:
             logger.exception(
                 "kvik: request %s: a load has failed in a way that is no answer of a store", load.request_id
             )
-        self._ended.append(_LoadEnd(load, loaded, time.monotonic() - began))
+        self._ended.put(_LoadEnd(load, loaded, time.monotonic() - began))
 
     def _save(self, save: Save, until: float, behind: Behind) -> None:
         saved = Saved(failures={"save": "internal"})
@@ -183,7 +204,7 @@ class CacheRank:
             saved = self._tiers.save(save.links, save.blocks, until, behind)
         except Exception:
             logger.exception("kvik: a save has failed in a way that is no answer of a store")
-        self._ended.append(_SaveEnd(save, saved))
+        self._ended.put(_SaveEnd(save, saved))
 
     # What has ended.
 
