@@ -1,7 +1,7 @@
 """A store under real vLLM: where a long prompt's KV comes from, and what a store costs that has nothing.
 
     python bench/vllm_store.py stages [--rounds 4] [--prompts 3] [--rate 1gbit] [--ranks 1] [--json FILE]
-    python bench/vllm_store.py cold [--pairs 9] [--requests 40] [--json FILE]
+    python bench/vllm_store.py cold [--pairs 9] [--requests 60] [--hidden 768] [--json FILE]
 
 Real vLLM servers on CPU, with the environment of the tests.
 
@@ -14,8 +14,12 @@ Intervals are Student's t, 95 %.
 
 `cold`: fresh servers in pairs of random order, `none` without a connector, `store` with one that keeps
 everything and finds nothing, and `again` without one once more, which shows what two equal arms differ by.
-Each answers the same prompts, four at a time, all of them new. Throughput is tokens a second, prompt and
-answer; a step is the time between two tokens of an answer, as the client sees it.
+Each answers the same prompts, four at a time, all of them new, with 64 to 192 tokens each, so that the four
+do not begin and end together. Throughput is tokens a second, prompt and
+answer; a step is the time between two tokens of an answer, as the client sees it. What a step costs a store
+is about the same with any model, so `--hidden` decides: with 768 a step of an answer takes about as long as
+one on a GPU; with 256, as the tests have it, a third of that, which no model in use does. CPU seconds are
+those of all processes of the arm, its store included.
 """
 
 from __future__ import annotations
@@ -41,8 +45,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from stage_table import Stages, interval
 from tests.python.store_rig import Served
 from tests.vllm.forked import ForkParent
-from tests.vllm.pairs import prompt_of
-from vllm_engine import LIMIT, Engine, engine_spec
+from tests.vllm.pairs import prompt_of, tree
+from vllm_engine import LIMIT, Engine, cpu_of, engine_spec
 
 from kvik.bench import facts
 from kvik.demo import client
@@ -65,7 +69,8 @@ COUNTS = {
     "engine cache": (1, 0, 0),
 }
 ARMS = ("none", "store", "again")
-COLD_PROMPT, COLD_TOKENS, COLD_AT_ONCE = 300, 32, 4
+COLD_FIGURES = ("tokens_per_second", "step_p50_s", "step_p99_s", "cpu_s")
+COLD_PROMPT, COLD_TOKENS, COLD_AT_ONCE = 300, (64, 192), 4
 
 
 class Store:
@@ -199,30 +204,36 @@ class Cold:
     """What a start of an arm gave: the step is that at the 99th percentile, in seconds."""
 
     tokens_per_second: float
+    step_p50_s: float
     step_p99_s: float
+    cpu_s: float
     answers: list[list[int]]
 
 
-def cold_run(engine: Engine, prompts: Sequence[list[int]]) -> Cold:
-    """All prompts, some at once."""
+def cold_run(engine: Engine, prompts: Sequence[list[int]], others: Sequence[int]) -> Cold:
+    """All prompts, some at once. `others`: processes that belong to the arm, besides the engine's."""
     steps: list[float] = []
 
     def ask(prompt: list[int]) -> list[int]:
-        answer = client.complete(engine.server.url, prompt, COLD_TOKENS, timeout=LIMIT)
+        tokens = random.Random(repr(prompt)).randint(*COLD_TOKENS)  # noqa: S311 - as long in each arm
+        answer = client.complete(engine.server.url, prompt, tokens, timeout=LIMIT)
         steps.extend(after - before for before, after in pairwise(answer.arrivals))
         return answer.tokens
 
-    began = time.monotonic()
+    pids = [*tree(engine.server.pid), *others]
+    cpu, began = sum(map(cpu_of, pids)), time.monotonic()
     with ThreadPoolExecutor(COLD_AT_ONCE) as pool:
         answers = list(pool.map(ask, prompts))
-    seconds = time.monotonic() - began
+    seconds, cpu = time.monotonic() - began, sum(map(cpu_of, pids)) - cpu
     moved = sum(map(len, prompts)) + sum(map(len, answers))
-    return Cold(moved / seconds, sorted(steps)[len(steps) * 99 // 100], answers)
+    steps.sort()
+    middle, last = (steps[len(steps) * share // 100] for share in (50, 99))
+    return Cold(moved / seconds, middle, last, cpu, answers)
 
 
 def cold(given: argparse.Namespace, stack: ExitStack, folder: Path) -> dict[str, object]:
     """All pairs, and the ratios to `none`."""
-    model = ensure_checkpoint()
+    model = ensure_checkpoint(hidden=given.hidden)
     parent = stack.enter_context(ForkParent(folder))
     fleet = stack.enter_context(Fleet())
     cells: list[dict[str, dict[str, float]]] = []
@@ -233,10 +244,7 @@ def cold(given: argparse.Namespace, stack: ExitStack, folder: Path) -> dict[str,
         found = {arm: cold_start(parent, model, fleet, folder, arm, prompts) for arm in arms}
         if any(found[arm].answers != found["none"].answers for arm in ARMS):
             raise SystemExit(f"pair {number + 1}: the arms' tokens differ")
-        figures = {
-            arm: {"tokens_per_second": one.tokens_per_second, "step_p99_s": one.step_p99_s}
-            for arm, one in found.items()
-        }
+        figures = {arm: {name: getattr(one, name) for name in COLD_FIGURES} for arm, one in found.items()}
         print(f"pair {number + 1}: {figures}", flush=True)
         cells.append(figures)
     return {"pairs": cells, "ratios": cold_table(cells)}
@@ -247,20 +255,18 @@ def cold_start(
 ) -> Cold:
     """A fresh server of an arm, and a fresh store for it. SystemExit for a block that is found."""
     with ExitStack() as stack:
-        config = None
+        config, others = None, []
         if arm == "store":
-            config = {
-                "address": stack.enter_context(Served("--memory", "1GiB")).address,
-                "host_cache": "256MiB",
-            }
+            served = stack.enter_context(Served("--memory", "1GiB"))
+            config, others = {"address": served.address, "host_cache": "256MiB"}, [served.process.pid]
         engine = Engine(parent, model, engine_spec(config), fleet, folder)
         engine.begin()
         stack.callback(engine.stop)
         engine.wait_ready()
         for warm in range(COLD_AT_ONCE):
-            client.complete(engine.server.url, prompt_of(COLD_PROMPT, -1 - warm), COLD_TOKENS)
+            client.complete(engine.server.url, prompt_of(COLD_PROMPT, -1 - warm), max(COLD_TOKENS))
         before = engine.counts()
-        found = cold_run(engine, prompts)
+        found = cold_run(engine, prompts, others)
         grown = engine.counts().since(before)
         if grown != (sum(map(len, prompts)), 0, 0):
             raise SystemExit(
@@ -277,7 +283,7 @@ def cold_table(cells: Sequence[dict[str, dict[str, float]]]) -> dict[str, tuple[
     """The ratios to `none`, pair by pair: geometric means with intervals."""
     rows = {}
     print("\n| | geometric mean | 95 % interval | pairs |\n|---|---|---|---|")
-    for what in ("tokens_per_second", "step_p99_s"):
+    for what in COLD_FIGURES:
         for arm in ARMS[1:]:
             logs = [math.log(cell[arm][what] / cell["none"][what]) for cell in cells]
             mean, low, high = map(math.exp, interval(logs))
@@ -301,7 +307,8 @@ def main() -> None:
     one.set_defaults(work=stages)
     other = which.add_parser("cold", help="what a store costs that has nothing")
     other.add_argument("--pairs", type=int, default=9)
-    other.add_argument("--requests", type=int, default=200)
+    other.add_argument("--requests", type=int, default=60)
+    other.add_argument("--hidden", type=int, default=768, help="hidden size of the model")
     other.add_argument("--seed", type=int, default=1)
     other.set_defaults(work=cold)
     for command in (one, other):

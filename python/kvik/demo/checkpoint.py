@@ -39,10 +39,10 @@ CHAT_TEMPLATE = (
 KV_BYTES_PER_TOKEN = 4 * 2 * 4 * 32 * 4  # layers, K and V, KV heads, head dimension, bytes of a float32
 
 
-def ensure_checkpoint(layers: int | None = None) -> Path:
+def ensure_checkpoint(layers: int | None = None, hidden: int | None = None) -> Path:
     """The folder of the checkpoint; made in a child process (it imports torch) when it is not there yet.
-    `layers`: another number of them."""
-    spec = _spec(layers)
+    `layers`: another number of them. `hidden`: another hidden size, for more to compute and as much KV."""
+    spec = _spec(layers, hidden)
     key = hashlib.sha256(json.dumps([spec, SEED, CHAT_TEMPLATE], sort_keys=True).encode()).hexdigest()[:12]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvik" / "models"
     final = base / f"tiny-llama-{key}"
@@ -52,7 +52,8 @@ def ensure_checkpoint(layers: int | None = None) -> Path:
     making = Path(tempfile.mkdtemp(prefix=".making-", dir=base))
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
-        command = [sys.executable, "-m", __name__, str(making), str(spec["num_hidden_layers"])]
+        sizes = [str(spec["num_hidden_layers"]), str(spec["hidden_size"])]
+        command = [sys.executable, "-m", __name__, str(making), *sizes]
         subprocess.run(command, env=env, check=True, timeout=300)
         making.chmod(0o755)
         try:
@@ -65,18 +66,19 @@ def ensure_checkpoint(layers: int | None = None) -> Path:
     return final
 
 
-def _spec(layers: int | None) -> dict[str, int | float | str | bool]:
-    return SPEC if layers is None else SPEC | {"num_hidden_layers": layers}
+def _spec(layers: int | None, hidden: int | None) -> dict[str, int | float | str | bool]:
+    spec = SPEC if layers is None else SPEC | {"num_hidden_layers": layers}
+    return spec if hidden is None else spec | {"hidden_size": hidden, "intermediate_size": 2 * hidden}
 
 
-def write_checkpoint(folder: Path, layers: int | None = None) -> None:
+def write_checkpoint(folder: Path, layers: int | None = None, hidden: int | None = None) -> None:
     """Write configuration, weights and tokenizer into an existing folder."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(
-        LlamaConfig(**_spec(layers), rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
+        LlamaConfig(**_spec(layers, hidden), rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     )
     model.to(torch.float32).save_pretrained(folder)
     _write_tokenizer(folder)
@@ -105,4 +107,4 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    write_checkpoint(Path(sys.argv[1]), int(sys.argv[2]))
+    write_checkpoint(Path(sys.argv[1]), *map(int, sys.argv[2:]))
