@@ -15,10 +15,10 @@ from kvik_lab.errors import LabError
 from kvik_lab.load.spec import LoadSpec, parse_spec
 from kvik_lab.records import Stated
 from kvik_lab.run import machine
-from kvik_lab.run.drivers import DRIVERS
+from kvik_lab.run.drivers import DRIVERS, nixl, vllm
 from kvik_lab.run.drivers.system import Setup, System
 from kvik_lab.run.slots import Levels, Slot, Start
-from kvik_lab.run.spec import EnginesSpec, RoleSpec, RunSpec
+from kvik_lab.run.spec import ENGINES, EnginesSpec, RoleSpec, RunSpec
 from kvik_lab.storage.measure import REPORTED, SETTINGS
 from kvik_lab.storage.spec import FileLoad, parse_file_load
 from kvik_lab.study import Study
@@ -26,6 +26,9 @@ from kvik_lab.study.model import Program
 from kvik_lab.study.programs import put_levels
 
 NOWHERE = "http://127.0.0.1:1"  # stands for the entry until there is one
+FOUND_BY = ("python", *vllm.FOUND_BY)
+"""What a factor changes where it is the programs that are studied."""
+PROGRAMS = (*vllm.PROGRAMS, *nixl.PROGRAMS)
 
 
 @dataclass(frozen=True)
@@ -153,15 +156,23 @@ def varied(study: Study) -> tuple[str, ...]:
     base: dict[str, Level | None] = {factor.name: factor.levels[0] for factor in study.factors}
     found: dict[str, None] = {}
     for factor in study.factors:
-        seen = [
-            _settings(put_levels(study.program, {**base, factor.name: level}, study.constants))
+        specs = [
+            put_levels(study.program, {**base, factor.name: level}, study.constants)
             for level in factor.levels
         ]
+        seen = [_settings(spec) for spec in specs]
         names = {name for one in seen for name in one}
         found |= dict.fromkeys(sorted(n for n in names if any(one.get(n) != seen[0].get(n) for one in seen)))
+        backends = {nixl.asked(spec, kind) for spec in specs for kind in ENGINES} - {None}
+        if len(backends) > 1:  # an arm without NIXL has no such setting, and no other value of it
+            found[nixl.BACKENDS] = None
     changed = [name.rpartition("\0")[2] for name in found]
-    # What a mount says of itself follows from what is mounted.
-    return tuple(dict.fromkeys((*changed, *(REPORTED if {*SETTINGS} & {*changed} else ()))))
+    # What a mount says of itself follows from what is mounted, and versions from where programs are found.
+    follow = (
+        *(REPORTED if {*SETTINGS} & {*changed} else ()),
+        *(PROGRAMS if {*FOUND_BY} & {*changed} else ()),
+    )
+    return tuple(dict.fromkeys((*changed, *follow)))
 
 
 def _settings(spec: RunSpec) -> dict[str, Any]:
@@ -171,6 +182,8 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     roles: list[tuple[str, EnginesSpec | RoleSpec]] = [("engines", spec.engines), *spec.roles.items()]
     for name, role in roles:
         found |= {f"{name}\0{key}": value for key, value in {**role.options, **role.env}.items()}
+        if role.node in spec.nodes:
+            found[f"{name}\0python"] = spec.nodes[role.node].python
     if spec.driver == "storage":
         found |= {f"storage\0{key}": value for key, value in spec.storage.model_dump().items()}
         found |= {f"file\0{key}": value for key, value in spec.load.items()}

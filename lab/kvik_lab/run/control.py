@@ -18,7 +18,7 @@ from kvik_lab.records import RunRecord, Times
 from kvik_lab.records.schema import Key, Outcome
 from kvik_lab.run.build import Planned, PlannedStart, servers, setup, varied
 from kvik_lab.run.drivers import DRIVERS
-from kvik_lab.run.execute import Up, client_node, execute, place, used_nodes
+from kvik_lab.run.execute import Up, execute, place, used_nodes
 from kvik_lab.run.gating import judge_again, judged
 from kvik_lab.run.journal import Journal
 from kvik_lab.run.nodes import EXECUTORS, Look, Maker, examined, open_nodes
@@ -94,8 +94,7 @@ class Control:
         with open_nodes(start.spec, logs, self.executors) as nodes:
             self._await_stale(nodes)
             system = driver.system(setup(start, nodes, logs, self.mark))
-            first = system.parts[0].role.node if system.parts else client_node(start.spec)
-            code = driver.code(nodes[first])
+            code = driver.code(system, nodes)
             graph = RoleGraph([part.role for part in system.parts], nodes, logs)
             # Before the servers, whose start it would disturb; in a run it would disturb what is measured.
             seen = {node: examined(nodes[node]) for node in used_nodes(system, start.spec)}

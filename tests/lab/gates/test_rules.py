@@ -261,6 +261,33 @@ def test_builds_and_nodes_are_compared() -> None:
     assert finding(judge(one, [elsewhere]), "V8").status == "unchecked"
 
 
+@pytest.mark.parametrize("program", ["nixl", "nixl-cu12", "ucx"])
+def test_versions_of_nixl_are_compared_where_both_runs_have_it(program: str) -> None:
+    """An arm without NIXL has none, and is beside one with it; one that is studied may differ."""
+
+    def run(number: int, version: str | None, **said: Any) -> RunRecord:
+        code = {"vllm": "0.33.0"} | ({} if version is None else {program: version})
+        return record(id=f"run-{number}", key=Key(configuration={}, code=code), **said)
+
+    found = finding(judge(run(0, "1.5.1"), [run(1, "1.6.0")]), "V8")
+    assert (found.status, f"{program} is 1.5.1 here and 1.6.0 in run run-1" in found.what) == (
+        "invalid",
+        True,
+    )
+    assert finding(judge(run(0, "1.5.1"), [run(1, None), run(2, "1.5.1")]), "V8").status == "passed"
+    studied = run(0, "1.5.1", stated=stated(varied=(program,)))
+    assert finding(judge(studied, [run(1, "1.6.0")]), "V8").status == "passed"
+
+
+def test_backends_of_nixl_are_compared() -> None:
+    one, two = (
+        record(id=f"run-{at}", roles=roles(nixl_backends=name)) for at, name in enumerate(("UCX", "GDS"))
+    )
+    assert "nixl_backends is 'UCX' here and 'GDS' in other runs" in finding(judge(one, [two]), "V8").what
+    without = record(id="run-1")
+    assert finding(judge(one, [without]), "V8").status == "passed"
+
+
 def test_what_the_doctor_says_of_nodes_is_compared() -> None:
     def run(number: int, **seen: Any) -> RunRecord:
         facts = {

@@ -4,6 +4,7 @@ here: they take a minute each."""
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from kvik.roles.node import LocalNode
 from kvik_lab.errors import LabError
 from kvik_lab.run.build import PlannedStart, resolve, setup, stated, varied
-from kvik_lab.run.drivers import DRIVERS
+from kvik_lab.run.drivers import DRIVERS, nixl
 from kvik_lab.run.drivers.system import System
 from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import Study, parse_study
@@ -87,6 +88,107 @@ def test_each_arm_has_its_engines_and_connector(tmp_path: Path) -> None:
 
 def test_what_the_arms_change_is_known_to_the_gates() -> None:
     assert set(varied(parse_study(ARMS))) == {"mode", "transport", "kv_connector", "UCX_TLS"}
+
+
+@pytest.mark.parametrize(
+    ("sets", "more"),
+    [
+        ("engines.env.PYTHONPATH: /other", {"PYTHONPATH", "kvik", "vllm", "nixl", "ucx"}),
+        ("engines.node: other", {"python", "kvik", "vllm", "nixl", "ucx"}),
+        ("engines.options.seed: 7", {"seed"}),
+    ],
+)
+def test_programs_that_are_studied_are_known_to_the_gates(sets: str, more: set[str]) -> None:
+    """Whatever leads an engine to another build lets versions differ, and nothing else does."""
+    text = ARMS.replace("tcp: {transport: tcp}", f"tcp: {{transport: tcp, {sets}}}")
+    text = text.replace(
+        "  driver: vllm\n", "  driver: vllm\n  nodes: {other: {python: /opt/other/bin/python}}\n"
+    )
+    found = set(varied(parse_study(text)))
+    assert more <= found
+    assert ("vllm" in found) == ("vllm" in more)
+
+
+@pytest.mark.parametrize(
+    ("config", "backends"),
+    [
+        ({"kv_connector": "NixlConnector"}, "UCX"),
+        ({"kv_connector": "NixlConnector", "kv_connector_extra_config": {"backends": []}}, "UCX"),
+        ({"kv_connector": "NixlPushConnector", "kv_connector_extra_config": {"backends": ["GDS", "UCX"]}},
+         "GDS,UCX"),
+        ({"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [
+            {"kv_connector": "KvikConnector"},
+            {"kv_connector": "NixlConnector", "kv_connector_extra_config": {"backends": ["LIBFABRIC"]}}]}},
+         "LIBFABRIC"),
+        ({"kv_connector": "KvikConnector", "kv_connector_extra_config": {"backends": ["UCX"]}}, None),
+        ({"kv_connector": "NixlConnector", "kv_connector_extra_config": "none"}, None),
+        (["NixlConnector"], None),
+    ],
+)  # fmt: skip
+def test_the_backends_are_those_that_the_configuration_names(config: object, backends: str | None) -> None:
+    assert nixl.backends(json.dumps(config)) == backends
+    assert nixl.backends(json.dumps(config)[:-1]) is None
+
+
+def test_the_backends_are_a_setting_of_the_engines_that_use_nixl(tmp_path: Path) -> None:
+    """And one that a factor changes only where both its levels use it."""
+    found = systems(parse_study(ARMS), tmp_path)
+    said = {
+        arm: [part.settings.get("nixl_backends") for part in system.parts]
+        for arm, (_, system) in found.items()
+    }
+    assert said["nixl"] == ["UCX", "UCX", None]
+    assert {one for arm in ("unified", "tcp", "local") for one in said[arm]} == {None}
+    own = json.dumps(
+        {"kv_connector": "NixlConnector", "kv_connector_extra_config": {"backends": ["LIBFABRIC"]}}
+    )
+    both = ARMS.replace(
+        "tcp: {transport: tcp}", f"tcp: {{transport: ucx, engines.options.kv_transfer_config: '{own}'}}"
+    )
+    _, system = systems(parse_study(both), tmp_path)["tcp"]
+    assert [part.settings.get("nixl_backends") for part in system.parts] == ["LIBFABRIC", "LIBFABRIC", None]
+    assert "nixl_backends" in varied(parse_study(both))
+    assert "nixl_backends" not in varied(parse_study(ARMS))
+
+
+def packages(folder: Path, version: str, ucx: str) -> Path:
+    """A folder with NIXL's packages as they lie there, and with a UCX in them that knows its version."""
+    libraries = folder / "nixl_cu12.libs"
+    libraries.mkdir(parents=True)
+    source, library = folder / "ucp.c", libraries / "libucp-0a1b2c3d.so.0.0.0"
+    source.write_text(f'const char *ucp_get_version_string(void) {{ return "{ucx}"; }}')
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    for name in ("nixl", "nixl_cu12"):
+        info = folder / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "RECORD").write_text(f"{library.relative_to(folder)},,\n" if "cu12" in name else "")
+    return folder
+
+
+def test_versions_of_nixl_are_those_that_its_engines_find(tmp_path: Path) -> None:
+    """Beside the node's Python, where their environment leads; and of an arm without NIXL there are none."""
+    first = packages(tmp_path / "first", "1.5.1", "1.20.0")
+    second = packages(tmp_path / "second", "1.6.0", "1.21.0")
+    nodes = {"local": LocalNode(sys.executable)}
+    text = ARMS.replace("OMP_NUM_THREADS: 1", f"PYTHONPATH: {first}")
+    driver = DRIVERS["vllm"]
+    found = {
+        arm: driver.code(system, nodes) for arm, (_, system) in systems(parse_study(text), tmp_path).items()
+    }
+    asked = {name: found["nixl"].get(name) for name in nixl.PROGRAMS}
+    known = {"nixl": "1.5.1", "nixl-cu12": "1.5.1", "ucx": "1.20.0"}
+    assert asked == dict.fromkeys(nixl.PROGRAMS) | known
+    assert not {*nixl.PROGRAMS} & {*found["tcp"], *found["unified"]}
+    assert found["tcp"]["kvik"] == found["nixl"]["kvik"]
+    own = text.replace(
+        "  load: {req", f"  roles: {{decode: {{env: {{PYTHONPATH: {second}}}}}}}\n  load: {{req"
+    )
+    own = own.replace("unified, ", "").replace("      unified: {mode: unified}\n", "")
+    _, system = systems(parse_study(own), tmp_path)["nixl"]
+    unlike = driver.code(system, nodes)
+    assert unlike["nixl"] == "1.5.1 (prefill), 1.6.0 (decode)"
+    assert unlike["ucx"] == "1.20.0 (prefill), 1.21.0 (decode)"
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from kvik.roles.node import Node
 from kvik_lab.errors import LabError
@@ -30,8 +31,9 @@ class Emulator:
         """Emulated engines, with kvik's router before a pair."""
         return serving(setup, _engine, PAGE_TOKENS)
 
-    def code(self, node: Node) -> dict[str, str]:
+    def code(self, system: System, nodes: Mapping[str, Node]) -> dict[str, str]:
         """kvik's version."""
+        node = nodes[system.parts[0].role.node]
         return {"kvik": str(json.loads(node.run([node.python, "-c", VERSION])))}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version
 
 from kvik.roles.node import Node
@@ -34,6 +35,6 @@ class Storage:
         """Nothing that runs."""
         return System((), "", setup.spec.storage.source, 1)
 
-    def code(self, _node: Node) -> dict[str, str]:
+    def code(self, _system: System, _nodes: Mapping[str, Node]) -> dict[str, str]:
         """The lab's own version: its loader is sent to the node."""
         return {"kvik-lab": version("kvik-lab")}

@@ -83,8 +83,8 @@ class Driver(Protocol):
     def system(self, setup: Setup) -> System:
         """The system for a resolved run that was checked. Raises `LabError` for a node that there is not."""
 
-    def code(self, node: Node) -> dict[str, str]:
-        """Versions of the programs that run there, by name."""
+    def code(self, system: System, nodes: Mapping[str, Node]) -> dict[str, str]:
+        """Versions of the programs that its roles run, by name."""
 
 
 def flags(options: Mapping[str, Setting | Sequence[Setting]]) -> list[str]:

@@ -4,24 +4,21 @@ vLLM's own over NIXL."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from pathlib import Path
 
 from kvik.demo.engines import Connector
 from kvik.demo.engines import Role as ConnectorRole
 from kvik.roles.node import Node
 from kvik_lab.errors import LabError
+from kvik_lab.run.drivers import nixl, versions
 from kvik_lab.run.drivers.serving import check, http_part, serving
 from kvik_lab.run.drivers.system import Part, Setting, Setup, System
-from kvik_lab.run.spec import Kind, RunSpec
+from kvik_lab.run.spec import ENGINES, Kind, RunSpec
 
 START_LIMIT = 600.0
-ROLES: dict[Kind, ConnectorRole] = {"prefill": "kv_producer", "decode": "kv_consumer"}
-NIXL_TRANSPORTS = ("ucx",)
-"""What the driver has vLLM's connector use: UCX is NIXL's own default."""
-VERSIONS = """
-import importlib.metadata as m, json
-names = {one.metadata["Name"].lower(): one.version for one in m.distributions()}
-print(json.dumps({n: names[n] for n in ("kvik", "vllm", "nixl") if n in names}))
-"""
+PROGRAMS = ("kvik", "vllm")
+FOUND_BY = ("PYTHONPATH", "LD_LIBRARY_PATH")  # variables that say where a role's programs are
 NEEDED = (("model", "/path/of/the/checkpoint"), ("block_size", 16))
 
 
@@ -46,22 +43,47 @@ class Vllm:
         if (
             spec.mode == "disaggregated"
             and spec.connector == "nixl"
-            and spec.transport not in NIXL_TRANSPORTS
+            and spec.transport not in nixl.TRANSPORTS
         ):
             raise LabError(
                 f"run.transport: {spec.transport} is none of NIXL's; write transport: "
-                f"{' or '.join(NIXL_TRANSPORTS)}"
+                f"{' or '.join(nixl.TRANSPORTS)}"
             )
 
     def system(self, setup: Setup) -> System:
         """vLLM's servers, with kvik's router before a pair."""
         return serving(setup, _engine, _block_tokens(setup.spec))
 
-    def code(self, node: Node) -> dict[str, str]:
-        """Versions of kvik, vLLM and NIXL, as far as they are there."""
-        return {
-            str(name): str(one) for name, one in json.loads(node.run([node.python, "-c", VERSIONS])).items()
-        }
+    def code(self, system: System, nodes: Mapping[str, Node]) -> dict[str, str]:
+        """Versions of kvik and vLLM, and of NIXL and its UCX where engines use it, as far as they are there.
+        Where engines have unlike ones, each is named with its roles."""
+        engines = [part for part in system.parts if part.kind in ENGINES]
+        uses = any(nixl.BACKENDS in part.settings for part in engines)
+        programs = (*PROGRAMS, *(nixl.PROGRAMS if uses else ()))
+        said: dict[tuple[str, ...], dict[str, str]] = {}
+        seen: dict[str, dict[str, list[str]]] = {}
+        for part in engines:
+            # Packages may lie beside the node's Python, where the role's own environment leads.
+            own = [f"{name}={part.role.env[name]}" for name in FOUND_BY if name in part.role.env]
+            where = (part.role.node, *own)
+            if where not in said:
+                said[where] = _versions(nodes[part.role.node], own, programs)
+            for name, version in said[where].items():
+                seen.setdefault(name, {}).setdefault(version, []).append(part.role.name)
+        return {name: _said(by_version) for name, by_version in seen.items()}
+
+
+def _versions(node: Node, env: list[str], programs: tuple[str, ...]) -> dict[str, str]:
+    source = Path(versions.__file__).read_text(encoding="utf-8")
+    found = json.loads(node.run(["env", *env, node.python, "-c", source, *programs]))
+    return {str(name): str(version) for name, version in found.items()}
+
+
+def _said(by_version: Mapping[str, list[str]]) -> str:
+    """The version; of unlike ones each with the roles that have it."""
+    if len(by_version) == 1:
+        return next(iter(by_version))
+    return ", ".join(f"{version} ({', '.join(roles)})" for version, roles in sorted(by_version.items()))
 
 
 def _block_tokens(spec: RunSpec) -> int:
@@ -82,8 +104,10 @@ def _engine(setup: Setup, kind: Kind, number: int, port: int, _store: str | None
         "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_HOST_IP": node.address,
         "PYTHONUNBUFFERED": "1",
     }  # fmt: skip
-    if kind in ROLES and "kv_transfer_config" not in role.options:
-        command += ["--kv-transfer-config", connector(setup.spec, ROLES[kind], node.address)]
+    asked = nixl.asked(setup.spec, kind)
+    more |= {} if asked is None else {nixl.BACKENDS: asked}
+    if kind in nixl.ROLES and nixl.CONFIG not in role.options:
+        command += ["--kv-transfer-config", connector(setup.spec, nixl.ROLES[kind], node.address)]
         more |= {"kv_connector": setup.spec.connector, "transport": setup.spec.transport}
         if setup.spec.connector == "nixl":
             (meeting,) = node.free_ports(1)  # where both sides of NIXL meet before the first transfer
@@ -95,8 +119,4 @@ def connector(spec: RunSpec, role: ConnectorRole, address: str) -> str:
     """The JSON of `--kv-transfer-config` for an engine at this address."""
     if spec.connector == "kvik":
         return Connector(role, extra={"listen": f"{address}:0", "transport": spec.transport}).config()
-    extra = {"backends": ["UCX"]}
-    return json.dumps({
-        "kv_connector": "NixlConnector", "kv_role": role, "kv_load_failure_policy": "recompute",
-        "kv_connector_extra_config": extra,
-    })  # fmt: skip
+    return nixl.connector(role)
