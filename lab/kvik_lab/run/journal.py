@@ -3,13 +3,16 @@ was.
 
 `runs.jsonl` has a record for each run that has ended, written and on the disk before the next one begins.
 What a controller was killed in the midst of has none, and is run again. One controller at a time has the
-folder: it holds a lock on `lock`, which the kernel lets go of when the controller ends in whatever way.
+folder: it holds a lock on `lock`, which the kernel lets go of when the controller ends in whatever way. The
+lock is of the kind that others can ask about without taking it (`F_OFD_GETLK`): a look at the journal keeps
+no controller from its work.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +21,7 @@ from kvik_lab.errors import LabError
 from kvik_lab.records import RunRecord, append, read
 
 RUNS, LOCK, STUDY = "runs.jsonl", "lock", "study.yaml"
+_FLOCK = "hhqqi"  # struct flock of fcntl(2): type, whence, start, length, process
 
 
 class Journal:
@@ -44,7 +48,7 @@ class Journal:
             raise LabError(f"{folder}: no journal can be kept here: {error}; give another --out") from error
         with opened as lock:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.fcntl(lock, fcntl.F_OFD_SETLK, _whole(fcntl.F_WRLCK))
             except BlockingIOError:
                 raise LabError(
                     f"{folder}: another `kvik lab run` is at work here; wait for it, or end it"
@@ -103,12 +107,22 @@ def mend(file: Path) -> None:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a controller is at work in the folder."""
+    """Whether a controller is at work in the folder. Nothing is locked for the question, so that one which
+    begins at this moment is not refused for it. Raises `LabError` where it cannot be seen."""
     try:
-        with (folder / LOCK).open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        with (folder / LOCK).open("rb") as lock:
+            found = fcntl.fcntl(lock, fcntl.F_OFD_GETLK, _whole(fcntl.F_RDLCK))
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except BlockingIOError:
-        return True
-    return False
+    except OSError as error:
+        raise LabError(
+            f"{folder / LOCK}: whether a study runs here cannot be seen: {error.strerror}; ask as the user "
+            "who runs it"
+        ) from error
+    kind: int = struct.unpack(_FLOCK, found)[0]
+    return kind != fcntl.F_UNLCK
+
+
+def _whole(kind: int) -> bytes:
+    """A lock of a whole file, as fcntl(2) takes it."""
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)

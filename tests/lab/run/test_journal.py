@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,17 @@ from kvik_lab.errors import LabError
 from kvik_lab.records import Key, Place, RunRecord, Times, dump
 from kvik_lab.records.schema import Outcome
 from kvik_lab.run.journal import Journal, is_running, mend
+
+ASKING = """
+import sys
+from pathlib import Path
+from kvik_lab.run.journal import is_running
+folder = Path(sys.argv[1])
+is_running(folder)
+print("asks", flush=True)
+while True:
+    is_running(folder)
+"""
 
 
 def record(name: str, outcome: Outcome = "completed") -> RunRecord:
@@ -71,6 +84,21 @@ def test_one_controller_at_a_time(tmp_path: Path) -> None:
     assert not is_running(tmp_path)
 
 
+def test_asking_whether_it_runs_keeps_no_controller_out(tmp_path: Path) -> None:
+    """However often another process asks, a controller can begin at any moment of it."""
+    command = [sys.executable, "-c", ASKING, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as asking:
+        try:
+            assert asking.stdout is not None
+            assert asking.stdout.readline() == "asks\n"
+            for _ in range(2000):
+                with Journal.opened(tmp_path, "text", resume=False):
+                    assert is_running(tmp_path)
+            assert asking.poll() is None, "it ended before all were opened"
+        finally:
+            asking.kill()
+
+
 def test_what_it_is_not_opened_for(tmp_path: Path) -> None:
     """Another study's runs, runs that are there already, and a resumption of nothing."""
     with (
@@ -84,6 +112,20 @@ def test_what_it_is_not_opened_for(tmp_path: Path) -> None:
         pass
     with pytest.raises(LabError, match="of another text"), Journal.opened(tmp_path, "other", resume=True):
         pass
+
+
+def test_a_look_passes_over_a_record_that_is_being_written(tmp_path: Path) -> None:
+    """Under the lock of a controller that is in the midst of its second record."""
+    with Journal.opened(tmp_path, "text", resume=False) as journal:
+        journal.add(record("a"))
+        half = dump(record("b")).encode()[:-20]
+        with journal.file.open("ab") as file:
+            file.write(half)
+        look = Journal(tmp_path)
+        look.load()
+        assert list(look.records) == ["a"]
+        assert is_running(tmp_path)
+        assert journal.file.read_bytes().endswith(half), "the look changed the file"
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

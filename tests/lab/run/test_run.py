@@ -122,6 +122,29 @@ def test_servers_that_die_are_started_again(tmp_path: Path) -> None:
     assert processes(out) == []
 
 
+@pytest.mark.timeout(300)
+def test_status_of_a_study_that_runs(tmp_path: Path) -> None:
+    """It answers while the controller has the journal, and the study goes on as if nobody had asked."""
+    study, out = written(tmp_path, PLAIN.replace("requests: 4", "requests: 40")), tmp_path / "out"
+    controller = start("run", study, out)
+    wait_for(lambda: len(records(out)) >= 1, "a run has ended")
+    controller.send_signal(signal.SIGSTOP)  # in the midst of its second run, which waits for the answers
+    try:
+        journal = (out / "runs.jsonl").read_bytes()
+        for _ in range(2):
+            asked, answer = run("status", study, out)
+            assert (asked, "1 of 2 runs are completed; it runs" in answer) == (4, True), answer
+        assert (out / "runs.jsonl").read_bytes() == journal
+    finally:
+        controller.send_signal(signal.SIGCONT)
+    status, said = finish(controller)
+    assert status == 0, said
+    assert len((out / "runs.jsonl").read_text().splitlines()) >= 2
+    assert {one.outcome for one in records(out).values()} == {"completed"}, said
+    asked, answer = run("status", study, out)
+    assert (asked, "2 of 2 runs are completed; it is not running" in answer) == (0, True), answer
+
+
 def _parent_is_keeper(pid: int) -> bool:
     parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
     return b"keeper.py" in Path(f"/proc/{parent}/cmdline").read_bytes()
