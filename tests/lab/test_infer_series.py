@@ -13,7 +13,9 @@ from kvik_lab.infer.changes import find_changes
 from kvik_lab.infer.coincide import coincidence
 from kvik_lab.infer.screen import optimal
 from kvik_lab.infer.steady import Kind, examine
+from kvik_lab.infer.trailing import level_from
 from tests.lab.inference_truth import detection, wandering_step
+from tests.lab.warmup_truth import ends
 
 SEED = 11
 
@@ -106,6 +108,39 @@ def test_series_are_classed(parts: tuple[tuple[float, int], ...], kind: Kind, st
 
 def test_a_rate_that_rises_warms_up() -> None:
     assert examine({"1": levels((100, 10), (130, 20))}, smaller_is_better=False).kind is Kind.WARM_UP
+
+
+@pytest.mark.parametrize(("noise", "rho", "seen"), [(0.02, 0.0, 0.95), (0.05, 0.6, 0.75)])
+def test_a_warm_up_ends_soon_where_there_is_none_and_later_where_there_is(
+    noise: float, rho: float, seen: float
+) -> None:
+    """A flat series costs hardly more than the least; less is left of a warm-up than after a count."""
+    flat = ends("none", noise, rho, 40, SEED)
+    assert np.quantile(flat.requests, 0.9) <= 18, flat
+    assert flat.bound == 0.0, flat
+    step = ends("30 % above until request 8", noise, rho, 40, SEED)
+    assert (step.requests >= 17).mean() >= seen, step
+    falling = ends("twofold, falls by 1/e in 10", noise, rho, 40, SEED)
+    assert falling.left < 0.5 * falling.counted, falling
+
+
+def test_a_slow_fall_goes_on_by_its_slope() -> None:
+    """Where no step is seen in the last ten: a segmentation alone would end it earlier."""
+    falling = ends("twofold, falls by 1/e in 20", 0.02, 0.0, 40, SEED)
+    assert falling.left < 0.3 * falling.counted, falling
+
+
+def test_a_level_that_never_comes_and_one_that_comes_with_gaps() -> None:
+    rng = np.random.default_rng(SEED)
+    falls = np.linspace(2.0, 1.0, 60) * (1 + 0.001 * rng.standard_normal(60))
+    turns = (1.0 + 0.5 * (np.arange(60) // 5 % 2)) * (1 + 0.01 * rng.standard_normal(60))
+    for values in (falls, turns):
+        assert {level_from([*values[:n]], 10) for n in range(61)} == {None}
+    gaps = [3.0, None, 3.1, 2.9, None, *[1.0] * 10]
+    assert level_from(gaps[:14], 10) is None
+    assert level_from(gaps, 10) == 5
+    assert level_from([1.0] * 9, 10) is None
+    assert level_from([1.0] * 10, 10) == 0
 
 
 def test_starts_that_differ_in_class_are_inconsistent() -> None:

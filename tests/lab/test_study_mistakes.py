@@ -128,6 +128,25 @@ def test_the_command_prints_every_mistake_with_file_line_and_column(tmp_path: Pa
     ]
 
 
+@pytest.mark.parametrize(
+    ("warmup", "path", "text", "remedy"),
+    [
+        ("until: changepoint, min: 4", "warmup.min", "a level of 4 warm-up requests", "write min: 8 or more"),
+        ("until: changepoint, max: 5000", "warmup.max", "2000 warm-up requests at most", "max: 2000 or less"),
+        ("shape: short", "warmup.shape", "that are run have the shape of", "write shape: same"),
+    ],
+)
+def test_a_warm_up_that_is_not_followed_is_refused(warmup: str, path: str, text: str, remedy: str) -> None:
+    """Where a study says what is run, short requests are; they may stand in a plan for another runner."""
+    runs = f"{SOUND}warmup: {{{warmup}}}\nrun: {{driver: emulator}}\n"
+    (found,) = problems_of(runs)
+    assert found.path == path
+    assert text in found.text
+    assert remedy in found.remedy
+    if path == "warmup.shape":
+        assert not parse_study(runs.replace("run: {driver: emulator}\n", "")).warmup.same_shape
+
+
 SOUND = """\
 study: sound
 unit: {model: tiny}

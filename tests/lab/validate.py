@@ -1,17 +1,21 @@
-"""The inference's validation report: `python -m tests.lab.validate [SHARE] [decisions]`.
+"""The inference's validation report: `python -m tests.lab.validate [SHARE] [decisions | warmup]`.
 
 Prints, for data whose truth is known, what the lab says of it and how far the simulation can be off, with the
 naive interval beside. SHARE scales the repetitions (1: some minutes). `decisions` prints only the table of
-whole pages, 2,000 of each design and each kind of noise. Exit status 1 if a bound is not kept.
+whole pages, 2,000 of each design and each kind of noise; `warmup` only where warm-ups end. Exit status 1 if a
+bound is not kept.
 """
 
 from __future__ import annotations
 
 import sys
 
+import numpy as np
+
 from kvik_lab.infer.power import Spread
 from tests.lab import decisions_truth as decisions
 from tests.lab import inference_truth as truth
+from tests.lab import warmup_truth as warmup
 
 SEED = 1
 PAGES = 2000
@@ -21,7 +25,10 @@ def main(share: float, only: str = "") -> int:
     """Print the report; 1 if any bound is not kept."""
     print(f"seed {SEED}; errors are simulation errors (one standard error); a line fails outside its bounds")
     if only:
-        return 0 if all(_decisions(share)) else 1
+        parts = {"decisions": _decisions, "warmup": _warmups}
+        if only not in parts:
+            raise SystemExit(f"no part {only!r}; there are: {', '.join(parts)}")
+        return 0 if all(parts[only](share)) else 1
     checks = [
         *_decisions(share),
         *_means(share),
@@ -30,6 +37,7 @@ def main(share: float, only: str = "") -> int:
         *_alarms(share),
         *_steps(share),
         *_plans(share),
+        *_warmups(share),
     ]
     return 0 if all(checks) else 1
 
@@ -195,6 +203,35 @@ def _plans(share: float) -> list[bool]:
         what = f"power, effect {effect:g}, {starts} starts: planned {planned:.3f}"
         done.append(_rate(what, rate, planned - reach, planned + reach))
     return done
+
+
+def _warmups(share: float) -> list[bool]:
+    """A line for each warm-up and noise: requests until it ends, what is left then and after a count."""
+    rows = max(20, int(500 * share))
+    print(f"{rows} warm-ups each, of {warmup.LEAST} to {warmup.MOST} requests; count: after {warmup.LEAST}")
+    head = f"{'median':>7} {'p90':>5} {'bound':>6} {'left':>7} {'count':>7}"
+    print(f"{'warm-up':<34} {'noise':<16} {head}")
+    return [
+        _warmup(shape, noise, rho, rows)
+        for noise, rho in ((0.02, 0.0), (0.05, 0.6))
+        for shape in warmup.SHAPES
+    ]
+
+
+def _warmup(shape: str, noise: float, rho: float, rows: int) -> bool:
+    found = warmup.ends(shape, noise, rho, rows, SEED)
+    median, late = np.quantile(found.requests, (0.5, 0.9))
+    # Of a slow fall in wandering values no more is promised: ten of them do not show it.
+    good = found.left <= found.counted * (0.9 if "60" not in shape else 1.0)
+    if shape == "none":
+        good = late <= 2 * warmup.LEAST and found.bound <= 0.01
+    kind = f"{100 * noise:g} %, AR({rho:g})"
+    print(
+        f"{shape:<34} {kind:<16} {median:7.0f} {late:5.0f} {found.bound:6.3f} {100 * found.left:5.1f} % "
+        f"{100 * found.counted:5.1f} % {'' if good else 'FAILS'}",
+        flush=True,
+    )
+    return good
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ _ENGINE = ("vllm:", "kvik_", "http_")
 
 def v9(case: Case) -> Finding:
     """See the module."""
-    parts = (_counters, _repeated, _client, _neighbours, _clocks)
+    parts = (_counters, _repeated, _client, _warm_up, _neighbours, _clocks)
     return worst([_errors(case.record), *(finding for part in parts for finding in part(case.record))])
 
 
@@ -134,6 +134,20 @@ def _client(record: RunRecord) -> list[Finding]:
         what = f"the client's loop ran up to {client.largest_lag * 1e3:.1f} ms late"
         found.append(suspect("V9", what, "give the client a CPU of its own", client.largest_lag, CLIENT_LAG))
     return found
+
+
+def _warm_up(record: RunRecord) -> list[Finding]:
+    """One that was to go on until its times kept a level, and reached its bound."""
+    warmup = None if record.client is None else record.client.warmup
+    if warmup is None or warmup.rule == "count" or warmup.level_from is not None:
+        return []
+    what = (
+        f"the warm-up ended at its bound of {warmup.requests} requests: their {warmup.metric} kept no level"
+    )
+    remedy = (
+        "raise warmup.max, or find what still changes: `kvik lab series` shows the levels of a table's starts"
+    )
+    return [suspect("V9", what, remedy, float(warmup.requests))]
 
 
 def _neighbours(record: RunRecord) -> list[Finding]:

@@ -8,6 +8,7 @@ Series of one start
     `changes.find_changes(values)` -> `Segmentation`: confirmed changes and the segments between them.
     `steady.examine({start: values})` -> `Steady`: per start segmentation and class, over all starts the class
     and the headline mean, which is None where a start is unsteady.
+    `trailing.level_from(values, least)`: whether a series that goes on keeps a level by now.
     `coincide.coincidence([changes of A, changes of B], n)` -> `Coincidence`: do they fall together?
 
 Levels with intervals (`arrays.Interval`; `arrays.TooFew` where n cannot say, with the n that would)

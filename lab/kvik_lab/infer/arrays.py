@@ -14,6 +14,12 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Values = Sequence[float] | Floats
 
+SHORTEST = 8
+"""Values that a series needs before changes are looked for."""
+
+LONGEST = 2000
+"""Values up to which a p-value of a few percent can be had from the simulations."""
+
 
 @dataclass(frozen=True)
 class Interval:

@@ -19,7 +19,7 @@ import numpy as np
 from scipy import signal, stats
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.arrays import Bools, Floats, TooFew, Values, fraction, series
+from kvik_lab.infer.arrays import LONGEST, SHORTEST, Bools, Floats, TooFew, Values, fraction, series
 from kvik_lab.infer.order import median_interval
 from kvik_lab.infer.screen import (
     CLIP,
@@ -32,12 +32,6 @@ from kvik_lab.infer.screen import (
     steps,
     strongest,
 )
-
-SHORTEST = 8
-"""Values that a series needs before changes are looked for."""
-
-LONGEST = 2000
-"""Values up to which a p-value of a few percent can be had from the simulations."""
 
 UPPER = 0.05
 """Probability that is left above the upper bound of the serial correlation. Chosen by simulation (see

@@ -19,8 +19,8 @@ import numpy as np
 from scipy import special
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.arrays import Bools, Floats, Interval, Values, series
-from kvik_lab.infer.changes import SHORTEST, Segmentation, find_changes
+from kvik_lab.infer.arrays import SHORTEST, Bools, Floats, Interval, Values, series
+from kvik_lab.infer.changes import Segmentation, find_changes
 from kvik_lab.infer.judge import odd_levels
 from kvik_lab.infer.pooled import SHARE, TOLERANCE, Settling, settle
 from kvik_lab.infer.serial import mean_interval

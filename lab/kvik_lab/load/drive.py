@@ -18,12 +18,13 @@ from kvik_lab.load.arrivals import due_times
 from kvik_lab.load.bodies import Bodies, Form, Slot
 from kvik_lab.load.http import Exchange, Pool
 from kvik_lab.load.prompts import Made, Maker
-from kvik_lab.load.spec import Closed, Constant, Gamma, LoadSpec, Poisson, Rounds, Trace, Turns
+from kvik_lab.load.spec import Closed, Constant, Gamma, LoadSpec, Poisson, Rounds, Trace, Turns, UntilSteady
 from kvik_lab.load.timer import Alarm
 from kvik_lab.load.tokens import Content, open_tokenizer
 from kvik_lab.load.traces import Replay
 from kvik_lab.load.watch import Watch
-from kvik_lab.records import Phase, Request
+from kvik_lab.records import Phase, Request, WarmUp
+from kvik_lab.records.measures import PER_REQUEST
 
 LEAD_S = 0.05
 """From the end of the preparations to the zero of an open load, so that its first request is not late."""
@@ -106,13 +107,38 @@ class Driver:
 
     # Sending.
 
-    async def warm_up(self) -> None:
+    async def warm_up(self) -> WarmUp:
         """The requests before those that count, one by one; of chat first one that tells what its template
         adds."""
         if self.spec.endpoint == "chat" and self.spec.prompt.overhead is None:
             await self._learn_overhead()
-        for planned in self.plan(self.spec.warmup, "warmup"):
+        asked = self.spec.warmup
+        if isinstance(asked, UntilSteady):
+            return await self._until_steady(asked)
+        plan, began = self.plan(asked, "warmup"), time.monotonic()
+        for planned in plan:
             await self._one(planned, None)
+        return WarmUp(rule="count", requests=asked, seconds=time.monotonic() - began)
+
+    async def _until_steady(self, asked: UntilSteady) -> WarmUp:
+        """Until their times keep a level, or as many as are allowed."""
+        # scipy takes half a second, which a warm-up by count does without.
+        from kvik_lab.infer.trailing import level_from
+
+        values: list[float | None] = []
+        level: int | None = None
+        # All that may be sent are made, so that what is measured is the same however many were.
+        plan, began = self.plan(asked.max, "warmup"), time.monotonic()
+        for planned in plan:
+            seen = self.record(await self._one(planned, None))
+            values.append(PER_REQUEST[asked.metric](seen) if seen.ok else None)
+            level = level_from(values, asked.min)
+            if level is not None:
+                break
+        seconds = time.monotonic() - began
+        return WarmUp(
+            rule="changepoint", requests=len(values), seconds=seconds, metric=asked.metric, level_from=level
+        )
 
     async def _learn_overhead(self) -> None:
         """Tokens that the server adds to a prompt, by a short one. Raises `LabError` where it does not

@@ -21,7 +21,7 @@ async def run(spec: LoadSpec) -> LoadResult:
     """
     began = time.time_ns()
     async with opened(spec) as (driver, watch):
-        await driver.warm_up()
+        warmed = await driver.warm_up()
         figures: Sequence[Figure] = ()
         if spec.search is not None:
             figures = await search(driver)
@@ -42,6 +42,7 @@ async def run(spec: LoadSpec) -> LoadResult:
                 target=spec.url,
                 load=spec.model_dump(mode="json", exclude_defaults=True),
                 seed=spec.seed,
+                warmup=warmed,
                 cpu_seconds=watch.cpu_seconds,
                 wall_seconds=watch.wall_seconds,
                 largest_lag=watch.largest_lag,

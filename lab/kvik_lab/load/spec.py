@@ -7,9 +7,20 @@ from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from kvik_lab.errors import LabError
+from kvik_lab.infer.arrays import LONGEST, SHORTEST
+from kvik_lab.records.measures import PER_REQUEST
 
 Positive = Annotated[int, Field(ge=1)]
 Count = Annotated[int, Field(ge=0)]
@@ -173,6 +184,43 @@ class Search(Section):
     most: Positive = Field(default=16, description="Rates that are tried, at most.")
 
 
+class UntilSteady(Section):
+    """A warm-up that ends when its times keep a level."""
+
+    until: Literal["changepoint"]
+    min: Annotated[int, Field(ge=SHORTEST)] = Field(
+        default=10, description="Requests that the level has lasted for when it ends."
+    )
+    max: Annotated[int, Field(ge=SHORTEST, le=LONGEST)] = Field(
+        default=60, description="Requests after which it ends without one; V9 says so."
+    )
+    metric: Text = Field(default="ttft", description="Whose level it is: ttft, tpot, e2e, ...")
+
+    @field_validator("metric")
+    @classmethod
+    def _known(cls, metric: str) -> str:
+        if metric not in PER_REQUEST:
+            raise ValueError(f"no request has the metric {metric!r}; there are: {', '.join(PER_REQUEST)}")
+        return metric
+
+    @model_validator(mode="after")
+    def _order(self) -> UntilSteady:
+        if self.max < self.min:
+            raise ValueError(
+                f"at most {self.max} and at least {self.min} requests; write max: {self.min} or more"
+            )
+        return self
+
+
+def _rule(warmup: object) -> str:
+    return "changepoint" if isinstance(warmup, dict | UntilSteady) else "count"
+
+
+WarmUpSpec: TypeAlias = Annotated[
+    Annotated[Count, Tag("count")] | Annotated[UntilSteady, Tag("changepoint")], Discriminator(_rule)
+]
+
+
 class LoadSpec(Section):
     """A load."""
 
@@ -181,7 +229,11 @@ class LoadSpec(Section):
     model: Text | None = Field(default=None, description="None: the one that the server names.")
     arrival: Arrival
     requests: Positive = Field(default=30, description="That are measured; of a search, a rate.")
-    warmup: Count = Field(default=0, description="Requests of the measured shape before them, one by one.")
+    warmup: WarmUpSpec = Field(
+        default=0,
+        description="Requests of the measured shape before them, one by one: so many, or until they keep a "
+        "level.",
+    )
     prompt: Prompt = Prompt()
     turns: Turns | None = None
     goals: GoalSpec | None = None

@@ -22,6 +22,7 @@ from kvik_lab.records.schema import (
     Stated,
     Times,
     Verdict,
+    WarmUp,
 )
 
 __all__ = [
@@ -45,6 +46,7 @@ __all__ = [
     "Stated",
     "Times",
     "Verdict",
+    "WarmUp",
     "append",
     "dump",
     "iterate",

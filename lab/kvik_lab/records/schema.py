@@ -193,6 +193,25 @@ class Request(Section):
         return self.error is None and self.status is not None and self.status < 400 and bool(self.tokens)
 
 
+class WarmUp(Section):
+    """The requests before those that count: how many there were, and what ended them.
+
+    What is measured is numbered from the bound on, so iterations have a gap where it was not reached.
+    """
+
+    rule: Literal["count", "changepoint"] = Field(
+        description="So many; or until their times kept a level, by the test of `kvik lab series`."
+    )
+    requests: Count
+    seconds: Seconds = Field(description="That they took, with what was looked at between them.")
+    metric: Text | None = Field(default=None, description="Whose level was looked at.")
+    level_from: Count | None = Field(
+        default=None,
+        description="Of these requests the first of the level that the last ones kept; None by count, and "
+        "where the bound was reached before a level had lasted.",
+    )
+
+
 class Client(Section):
     """The program that made the load."""
 
@@ -201,6 +220,7 @@ class Client(Section):
     target: Text | None = Field(default=None, description="The URL that it was really sent to.")
     load: dict[str, JsonValue] = Field(default={}, description="Its specification.")
     seed: int | None = None
+    warmup: WarmUp | None = None
     cpu_seconds: Seconds | None = None
     wall_seconds: Seconds | None = None
     largest_lag: Seconds | None = Field(

@@ -22,7 +22,7 @@ from kvik_lab.run.spec import ENGINES, EnginesSpec, RoleSpec, RunSpec
 from kvik_lab.storage.measure import REPORTED, SETTINGS
 from kvik_lab.storage.spec import FileLoad, parse_file_load
 from kvik_lab.study import Study
-from kvik_lab.study.model import Program
+from kvik_lab.study.model import Program, Warmup
 from kvik_lab.study.programs import put_levels
 
 NOWHERE = "http://127.0.0.1:1"  # stands for the entry until there is one
@@ -102,12 +102,23 @@ def _model(levels: Levels) -> str | None:
 def _load(study: Study, spec: RunSpec, slot: Slot) -> LoadSpec | FileLoad:
     """The load's specification: the study's, its warm-up where the load says none, and a seed of its own
     for each run, so that no two runs send the same prompts."""
-    where, load = f"{study.file}: run.load", {"warmup": study.warmup.least, **spec.load}
+    where, load = f"{study.file}: run.load", {"warmup": _warm_up(study.warmup), **spec.load}
     if spec.driver == "storage":
+        if "warmup" not in spec.load and study.warmup.until_steady:
+            raise LabError(
+                f"{study.file}: warmup.until: changepoint is for requests, and the driver storage loads a "
+                "file; write until: count"
+            )
         return parse_file_load(load, where)
     load = {"arrival": {"kind": "closed", "concurrency": 1}, **load}
     seed = int(load.get("seed", 0)) + study.design.seed * 100_000 + slot.order
     return parse_spec({**load, "url": NOWHERE, "seed": seed}, where)
+
+
+def _warm_up(warmup: Warmup) -> int | dict[str, Any]:
+    if not warmup.until_steady:
+        return warmup.least
+    return {"until": "changepoint", "min": warmup.least, "max": warmup.most, "metric": warmup.metric}
 
 
 def setup(start: PlannedStart, nodes: Mapping[str, Node], logs: Path, mark: str) -> Setup:

@@ -86,15 +86,20 @@ def _checked(data: dict[Any, Any], draft: Draft, file: str, digest: str) -> Stud
     unit = check_unit(parts["unit"], draft) if parts["unit"] is not None else None
     _name_model(unit, draft)
     constraints = _constraints(data.get("constraints", []), unit, draft)
+    measured = None
     if parts["model"] is not None:
         try:
-            if parse_formula(parts["model"], draft.declared).response is None:
+            formula = parse_formula(parts["model"], draft.declared)
+            measured = formula.measured
+            if formula.response is None:
                 remedy = "write what is measured ~ terms, such as ttft ~ tokens"
                 draft.wrong(("model",), "a formula without `~`", remedy)
         except MistakeError as error:
             draft.wrong_inside(("model",), error)
     design = check_design(data["design"], draft) if "design" in data else None
-    warmup = check_warmup(parts["warmup"], draft) if parts["warmup"] is not None else None
+    warmup = parts["warmup"]
+    if warmup is not None:
+        warmup = check_warmup(warmup, draft, measured, runs="run" in data)
     program = _program(data, draft)
     cost = parts["cost"]
     if draft.problems or unit is None or design is None or warmup is None or cost is None:

@@ -55,12 +55,14 @@ class Design:
 
 @dataclass(frozen=True)
 class Warmup:
-    """Requests before those that count: of the measured shape or short, until steady or so many."""
+    """Requests before those that count: of the measured shape or short, `least` of them, or until `metric`
+    has kept a level for so many, and `most` at most."""
 
     same_shape: bool = True
-    until_steady: bool = True
+    until_steady: bool = False
     least: int = 10
     most: int = 60
+    metric: str = "ttft"
 
 
 @dataclass(frozen=True)

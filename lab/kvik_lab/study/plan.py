@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from kvik_lab.design.factor import Level
+from kvik_lab.infer.arrays import LONGEST, SHORTEST
+from kvik_lab.records.measures import PER_REQUEST
 from kvik_lab.study.draft import Draft
 from kvik_lab.study.layers import Layer, Pattern, Rule, check_template, make_id, rows_of
 from kvik_lab.study.model import Anchors, Design, Warmup
@@ -160,9 +162,20 @@ class _Expansion:
             self.rows.append(Pattern(name, layer, row, None if same == name else same))
 
 
-def check_warmup(spec: WarmupSpec, draft: Draft) -> Warmup:
-    """The warm-up."""
+def check_warmup(spec: WarmupSpec, draft: Draft, measured: str | None, *, runs: bool) -> Warmup:
+    """The warm-up. measured: what the model is of. runs: whether the file says what is run."""
     if spec.max < spec.min:
         text = f"at most {spec.max} and at least {spec.min} warm-up requests"
         draft.wrong(("warmup", "max"), text, f"write max: {spec.min} or more")
-    return Warmup(spec.shape == "same", spec.until == "changepoint", spec.min, spec.max)
+    steady = spec.until == "changepoint"
+    if steady and spec.min < SHORTEST:
+        text = f"a level of {spec.min} warm-up requests, in which no change can be seen"
+        draft.wrong(("warmup", "min"), text, f"write min: {SHORTEST} or more, or until: count")
+    if steady and spec.max > LONGEST:
+        text = f"changes are looked for in {LONGEST} warm-up requests at most, and max is {spec.max}"
+        draft.wrong(("warmup", "max"), text, f"write max: {LONGEST} or less")
+    if runs and spec.shape == "short":
+        text = "warm-up requests that are run have the shape of the measured ones"
+        draft.wrong(("warmup", "shape"), text, "write shape: same")
+    metric = measured if measured is not None and measured in PER_REQUEST else "ttft"
+    return Warmup(spec.shape == "same", steady, spec.min, spec.max, metric)

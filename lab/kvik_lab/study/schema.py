@@ -190,10 +190,14 @@ class DesignSpec(Section):
 class WarmupSpec(Section):
     """Requests before those that count."""
 
-    shape: Literal["same", "short"] = Field("same", description="Of the requests, beside the measured ones.")
-    until: Literal["changepoint", "count"] = "changepoint"
+    shape: Literal["same", "short"] = Field(
+        "same", description="Of the requests, beside the measured ones; what is run sends the same."
+    )
+    until: Literal["changepoint", "count"] = Field(
+        "count", description="As many as min; or until the last of them, min at least, keep a level."
+    )
     min: Annotated[int, Field(ge=0)] = 10
-    max: Annotated[int, Field(ge=0)] = 60
+    max: Annotated[int, Field(ge=0)] = Field(60, description="Of changepoint: where it ends without a level.")
 
 
 class StudyFile(Section):

@@ -23,6 +23,7 @@ from kvik_lab.records import (
     RunRecord,
     Stated,
     Times,
+    WarmUp,
     append,
     read,
 )
@@ -153,6 +154,7 @@ def test_what_is_right_is_valid() -> None:
 ETH1 = 'node_network_transmit_bytes_total{device="eth1"}'
 NO_NIXL = {name: value for name, value in decode().items() if "nixl" not in name}
 INVALID, SUSPECT = "invalid", "suspect"
+RESTLESS = WarmUp(rule="changepoint", requests=60, seconds=30.0, metric="ttft")
 UNSYNCED = (node().model_copy(update={"clock": clock(offset=0.02)}), node(name="b"))
 
 # What is changed, the gate that finds it, how grave it is, and what is said.
@@ -195,6 +197,7 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     ({"client": client(cpu_seconds=8.5)}, "V9", SUSPECT, "85% of a CPU"),
     ({"client": client(cpu_seconds=9.9)}, "V9", INVALID, "99% of a CPU"),
     ({"client": client(largest_lag=0.05)}, "V9", SUSPECT, "up to 50.0 ms late"),
+    ({"client": client(warmup=RESTLESS)}, "V9", SUSPECT, "the warm-up ended at its bound of 60 requests"),
     ({"nodes": (node({"kvik_lab_own_cpu_seconds_total": 5.0}),)}, "V9", SUSPECT, "used 20% of its CPUs"),
     ({"nodes": (node({'node_cpu_seconds_total{mode="steal"}': 20.0}),)}, "V9", SUSPECT, "a: others than"),
     ({"nodes": (node({"node_cpu_core_throttles_total": 4.0}),)}, "V9", SUSPECT, "4 throttled cores"),
@@ -227,6 +230,18 @@ def test_devices_that_carried_the_kv() -> None:
     carried = {'node_network_transmit_bytes_total{device="eth1"}': 1.02 * KV}
     judged = judge(record(stated=stated(transport="ucx", interfaces=("eth1",)), nodes=(node(carried),)))
     assert finding(judged, "V7").status == "passed"
+
+
+@pytest.mark.parametrize(
+    "warmup",
+    [
+        RESTLESS.model_copy(update={"level_from": 50}),
+        WarmUp(rule="count", requests=10, seconds=5.0),
+        WarmUp(rule="count", requests=0, seconds=0.0),
+    ],
+)
+def test_a_warm_up_that_ended_as_it_is_to(warmup: WarmUp) -> None:
+    assert finding(judge(record(client=client(warmup=warmup))), "V9").status == "passed"
 
 
 def test_what_is_not_stated_is_not_judged() -> None:

@@ -17,9 +17,10 @@ MODEL = "stub"
 @dataclass
 class Behaviour:
     """What it does. Times in seconds. `busy`: requests are served one after another, each `first` long.
-    `refused`: those that are refused, by their number."""
+    `firsts`: `first` of the first requests, by their number. `refused`: those that are refused, likewise."""
 
     first: float = 0.01
+    firsts: tuple[float, ...] = ()
     gap: float = 0.002
     busy: bool = False
     fault: str | None = None
@@ -66,9 +67,9 @@ class Stub:
             self._json(writer, 200, {"data": [{"id": MODEL}]})
             return True
         served = Served(json.loads(body), headers)
+        number, behaviour = len(self.served), self.behaviour
         self.served.append(served)
-        behaviour = self.behaviour
-        if behaviour.fault == "refused" or len(self.served) - 1 in behaviour.refused:
+        if behaviour.fault == "refused" or number in behaviour.refused:
             self._json(writer, 503, {"error": {"message": "no room"}})
             return True
         if behaviour.fault == "gone":
@@ -76,7 +77,7 @@ class Stub:
         if behaviour.fault == "silent":
             await asyncio.sleep(60)
         async with self._turn if behaviour.busy else contextlib.AsyncExitStack():
-            await asyncio.sleep(behaviour.first)
+            await asyncio.sleep((*behaviour.firsts, behaviour.first)[min(number, len(behaviour.firsts))])
         return await self._stream(writer, served)
 
     async def _stream(self, writer: asyncio.StreamWriter, served: Served) -> bool:

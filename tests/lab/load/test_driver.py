@@ -61,6 +61,66 @@ async def test_a_seed_gives_the_same_prompts_and_another_one_others() -> None:
     assert not set(digests[0]) & set(digests[2])
 
 
+async def test_a_warm_up_goes_on_until_its_times_keep_a_level() -> None:
+    """Past the slow ones, and as long again as a level has to last. What is measured is that of any other
+    length of the warm-up."""
+    warmup = {"until": "changepoint", "min": 10, "max": 60}
+    results = []
+    for firsts in ((), (0.1,) * 8):
+        async with stub(firsts=firsts, gap=0) as server:
+            results.append(await load(server, warmup=warmup, seed=7))
+        assert len(server.served) == len(results[-1].requests)
+    steady, slow = results
+    for result in results:
+        warmed = result.client.warmup
+        assert warmed is not None
+        assert (warmed.rule, warmed.metric) == ("changepoint", "ttft")
+        assert warmed.level_from is not None
+        assert 10 <= warmed.requests - warmed.level_from <= warmed.requests < 60
+        assert sum(one.phase == "warmup" for one in result.requests) == warmed.requests
+        assert warmed.seconds >= sum(ttft(one) or 0 for one in result.requests[: warmed.requests])
+    assert slow.client.warmup is not None
+    assert (slow.client.warmup.level_from or 0) >= 8
+    measured = [[(one.iteration, one.prompt_digest) for one in result.requests[-6:]] for result in results]
+    assert measured[0] == measured[1]
+    assert steady.requests[-6].phase == "measure"
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [{"firsts": tuple(0.01 * at for at in range(1, 20))}, {"refused": range(12)}],
+    ids=["slower and slower", "nothing answered"],
+)
+async def test_a_warm_up_ends_at_its_bound_without_a_level(behaviour: dict[str, Any]) -> None:
+    async with stub(**behaviour, gap=0) as server:
+        result = await load(server, warmup={"until": "changepoint", "min": 8, "max": 12}, requests=2)
+    assert result.client.warmup is not None
+    assert (result.client.warmup.requests, result.client.warmup.level_from) == (12, None)
+    assert [one.phase for one in result.requests] == ["warmup"] * 12 + ["measure"] * 2
+
+
+async def test_a_warm_up_by_count_is_in_the_record() -> None:
+    async with stub() as server:
+        result = await load(server, warmup=3)
+    assert result.client.warmup is not None
+    assert (result.client.warmup.rule, result.client.warmup.requests) == ("count", 3)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "said"),
+    [
+        ({"until": "changepoint", "min": 4}, "warmup.changepoint.min: Input should be greater than"),
+        ({"until": "changepoint", "min": 20, "max": 10}, "write max: 20 or more"),
+        ({"until": "changepoint", "metric": "tftt"}, "no request has the metric 'tftt'; there are: ttft"),
+        (-1, "warmup.count: Input should be greater than or equal to 0"),
+        ({"until": "quiet"}, "warmup.changepoint.until: Input should be 'changepoint'"),
+    ],
+)
+def test_a_warm_up_that_is_none(warmup: int | dict[str, Any], said: str) -> None:
+    with pytest.raises(LabError, match=said):
+        parse_spec({"url": "http://127.0.0.1:1", "arrival": CLOSED, "warmup": warmup})
+
+
 async def test_latency_counts_from_when_a_request_was_due() -> None:
     """A server that stalls makes an open load late; who measures from sending sees none of it."""
     async with stub(first=0.05, gap=0, busy=True) as server:

@@ -6,7 +6,7 @@ import pytest
 
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError
-from kvik_lab.load.spec import LoadSpec
+from kvik_lab.load.spec import LoadSpec, UntilSteady
 from kvik_lab.run.build import resolve, varied
 from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import Study, StudyError, parse_study
@@ -64,6 +64,20 @@ def test_what_factors_change_is_known_to_the_gates() -> None:
     """Flags and variables, and the mode; not the load."""
     assert set(varied(linked())) == {"mode", "KVIK_CHANNELS"}
     assert varied(parse_study(SMALL)) == ("compute",)
+
+
+@pytest.mark.parametrize(("measured", "metric"), [("log(tpot)", "tpot"), ("throughput", "ttft")])
+def test_the_study_s_warm_up_is_that_of_each_load(measured: str, metric: str) -> None:
+    """By count, unless until says changepoint: then of what the model is of, where a request has that."""
+    steady = UntilSteady(until="changepoint", min=9, max=20, metric=metric)
+    for until, expected in (
+        ("until: count, min: 1, max: 1", 1),
+        ("until: changepoint, min: 9, max: 20", steady),
+    ):
+        text = SMALL.replace("until: count, min: 1, max: 1", until).replace("log(ttft)", measured)
+        study = parse_study(text)
+        found = [run.load for start in resolve(study, plan_slots(study)) for run in start.runs]
+        assert [load.warmup for load in found] == [expected] * 8
 
 
 def test_slots_are_those_of_the_plan_each_time() -> None:

@@ -105,6 +105,13 @@ def test_another_file_than_stated(tmp_path: Path, places: tuple[Path, Path]) -> 
     assert f"the file has {SIZE:,} bytes, and {SIZE - 7:,} are stated" in said
 
 
+def test_loads_of_a_file_are_warmed_by_count(places: tuple[Path, Path]) -> None:
+    text = study(places).replace("until: count, min: 1, max: 1", "until: changepoint, min: 8, max: 9")
+    planned = parse_study(text)
+    with pytest.raises(LabError, match="the driver storage loads a file; write until: count"):
+        resolve(planned, plan_slots(planned))
+
+
 def test_a_mapping_gives_what_reading_gives(places: tuple[Path, Path]) -> None:
     """Byte by byte, also where the file is longer than it was said to be."""
     for short in (0, 3):
