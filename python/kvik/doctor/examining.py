@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from kvik.doctor import host
+from kvik.doctor.libraries import read_libraries
 from kvik.doctor.links import pairs, pcie_gbs
 from kvik.doctor.model import Gpu, Machine, PciDevice
 from kvik.doctor.pci import NVIDIA, chipset_of, read_devices
@@ -38,7 +39,7 @@ def examine(tree: Tree) -> Machine:
         nodes=host.read_nodes(reader),
         mounts=host.read_mounts(reader),
         limits=host.read_limits(reader),
-        libraries=host.read_libraries(reader),
+        libraries=read_libraries(reader),
         modules=tuple(name for name in reader.names("/sys/module") if name in host.MODULES),
         gpu_driver=driver,
         gpu_driver_open=is_open,

@@ -1,4 +1,4 @@
-"""Everything of a machine that is not its PCIe tree: NICs' ports, NUMA nodes, limits, mounts, libraries.
+"""Everything of a machine that is not its PCIe tree: NICs' ports, NUMA nodes, limits, mounts.
 
 Sources: Linux Documentation/ABI/stable/sysfs-class-infiniband, Documentation/admin-guide/sysctl, proc(5).
 """
@@ -9,7 +9,6 @@ import re
 from dataclasses import replace
 
 from kvik.doctor.model import (
-    Library,
     Limits,
     Mount,
     NetDevice,
@@ -34,17 +33,6 @@ HW_COUNTERS = (
 )  # fmt: skip
 MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "efa", "efa_nv_peermem", "mlx5_core", "mlx5_ib",
            "rpcrdma", "amdgpu", "rdma_rxe")  # fmt: skip
-_LIBRARY = re.compile(
-    r"(libfabric|libibverbs|libefa|libmlx5|librdmacm|libcuda|libnccl|libnccl-net|librccl)\.so\.([0-9][0-9.]*)"
-)
-_LIBRARY_FOLDERS = {
-    "/usr/lib/x86_64-linux-gnu": "system",
-    "/usr/lib/aarch64-linux-gnu": "system",
-    "/usr/lib64": "system",
-    "/usr/local/lib": "system",
-    "/opt/amazon/efa/lib": "efa",
-    "/opt/amazon/efa/lib64": "efa",
-}
 _MODEL_FILE_SYSTEMS = (
     "nfs",
     "nfs4",
@@ -222,23 +210,6 @@ def read_mounts(reader: Reader) -> tuple[Mount, ...]:
             proto = re.search(r"(?:^|,)proto=(tcp|rdma|udp)", fields[3])
             found.append(Mount(fields[1], fields[2], proto[1].replace("udp", "tcp") if proto else None))
     return tuple(found)
-
-
-def read_libraries(reader: Reader) -> tuple[Library, ...]:
-    """Libraries of fabrics and GPUs: in the usual folders, and mapped by this process."""
-    found: dict[str, Library] = {}
-    for folder, origin in _LIBRARY_FOLDERS.items():
-        for file in reader.names(folder, optional=True):
-            match = _LIBRARY.fullmatch(file)
-            if match and "." in match[2]:
-                found[f"{folder}/{file}"] = Library(match[1], match[2], f"{folder}/{file}", origin)
-    for line in (reader.text("/proc/self/maps") or "").splitlines():
-        path = "".join(line.split(maxsplit=5)[5:])
-        match = _LIBRARY.fullmatch(path.rpartition("/")[2])
-        if match:
-            origin = "engine" if "site-packages" in path else "loaded"
-            found[path] = Library(match[1], match[2], path, origin)
-    return tuple(found[path] for path in sorted(found))
 
 
 def in_container(reader: Reader) -> bool:

@@ -170,6 +170,22 @@ class Library:
     version: str
     path: str
     origin: str
+    interface: int | None = None
+    """Of libfabric and NCCL's plug-ins for it: the highest N of `FABRIC_1.N` that it has, or needs."""
+    driver_folder: str | None = None
+    """Where libibverbs looks for the drivers of NICs."""
+    drivers: tuple[str, ...] = ()
+    """What it finds there."""
+
+    @property
+    def bundled(self) -> bool:
+        """Whether it has the name that a wheel's bundler gave it: the linker takes it for another library."""
+        return not self.path.rpartition("/")[2].startswith(f"{self.name}.so")
+
+    @property
+    def package(self) -> str:
+        """Of the engine's: the folder that it is in, which is called as its package is."""
+        return self.path.rpartition("/")[0].rpartition("/")[2]
 
 
 @dataclass(frozen=True)

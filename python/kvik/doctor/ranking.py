@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvik.doctor.cost import Traffic
 from kvik.doctor.model import Finding, Machine
 from kvik.doctor.rules_host import host_findings
+from kvik.doctor.rules_libraries import library_findings
 from kvik.doctor.rules_pcie import pcie_findings
 
 _UNKNOWN_PERCENT = 1.0  # What a finding without a figure counts for among the others.
@@ -21,7 +22,11 @@ def findings(machine: Machine, traffic: Traffic | None = None) -> list[Finding]:
         for name, asked in (("kv", traffic.kv), ("collectives", traffic.collectives), ("load", traffic.load))
         if asked
     }
-    found = [*pcie_findings(machine, traffic), *host_findings(machine, traffic)]
+    found = [
+        *pcie_findings(machine, traffic),
+        *host_findings(machine, traffic),
+        *library_findings(machine),
+    ]
     matter = [finding for finding in found if wanted & set(finding.assumes.split(","))]
     return sorted(matter, key=lambda finding: (-_weight(finding), finding.code, finding.device))
 

@@ -16,8 +16,9 @@ from typing import Any
 
 from kvik.doctor.examining import examine
 from kvik.doctor.host import MODULES, gid_class
+from kvik.doctor.libraries import FILE, NCCL_WHEEL, words
 from kvik.doctor.pci import extended_capabilities
-from kvik.doctor.tree import FORMAT, RecordingReader, Tree
+from kvik.doctor.tree import FORMAT, SITE, RecordingReader, Tree
 
 _GIDS = {
     "ipv4": "0000:0000:0000:0000:0000:ffff:c000:0201",  # 192.0.2.1, of no network (RFC 5737)
@@ -34,8 +35,8 @@ _NAMING = (
     (re.compile(r"\b[0-9a-f]{1,4}(?::{1,2}[0-9a-f]{1,4}){4,7}\b", re.IGNORECASE), "address"),
     (re.compile(r"(?<!\.so\.)\b\d{1,3}(?:\.\d{1,3}){3}\b"), "address"),
 )
-_LIBRARIES = re.compile(r"/lib[a-z0-9-]+\.so[0-9.]*$")
-_PUBLIC = ("/usr/", "/opt/amazon/", "/lib")
+_LIBRARIES = re.compile(r"/lib[a-z0-9_-]+\.so[0-9.]*$")
+_PUBLIC = ("/usr/", "/opt/amazon/", "/opt/aws-ofi-nccl/", "/lib")
 
 
 def save(tree: Tree, name: str, host: str | None = None) -> dict[str, Any]:
@@ -47,7 +48,12 @@ def save(tree: Tree, name: str, host: str | None = None) -> dict[str, Any]:
     reader = RecordingReader(tree)
     examine(reader)
     # A host may be called as a part of a path is (dev, node), and without that path nothing would be found.
-    clean, clean_text = _cleaner(""), _cleaner(socket.gethostname() if host is None else host)
+    without, clean_text = _cleaner(""), _cleaner(socket.gethostname() if host is None else host)
+    moved = _mover(reader)
+
+    def clean(path: str) -> str:
+        return without(moved(path))
+
     files: dict[str, str] = {}
     binary: dict[str, str] = {}
     for path, content in sorted(reader.files.items()):
@@ -55,13 +61,17 @@ def save(tree: Tree, name: str, host: str | None = None) -> dict[str, Any]:
             binary[clean(path)] = base64.b64encode(without_serial(content)).decode("ascii")
         else:
             files[clean(path)] = clean_text(_kept(path, content.decode("utf-8", errors="replace")))
-    for path in _seen(reader):
+    for path in _seen(reader, moved):
         files.setdefault(clean(path), "")
     return {
         "format": FORMAT,
         "name": name,
         "files": files,
-        "links": {clean(path): clean(target) for path, target in sorted(reader.links.items())},
+        "links": {
+            clean(path): clean(target)
+            for path, target in sorted(reader.links.items())
+            if path.startswith((*_PUBLIC, "/sys", "/proc", "/dev"))
+        },
         "binary": binary,
         "unread": {
             clean(path): reason for path, reason in sorted(reader.unread.items()) if reason != "absent"
@@ -70,14 +80,38 @@ def save(tree: Tree, name: str, host: str | None = None) -> dict[str, Any]:
     }
 
 
-def _seen(reader: RecordingReader) -> list[str]:
+def _mover(reader: RecordingReader) -> Callable[[str], str]:
+    """Puts the engine's packages, and what conda has beside Python, where a recording has them: their own
+    places are a user's paths."""
+    beside = SITE.rpartition("/")[0].rpartition("/")[0]
+    places = [(reader.resolve(site), SITE) for site in reader.sites()]
+    places += [
+        (here.rpartition("/")[0].rpartition("/")[0], beside)
+        for here, _ in places
+        if not here.startswith(_PUBLIC)
+    ]
+
+    def moved(path: str) -> str:
+        for here, there in places:
+            if path == here or path.startswith(f"{here}/"):
+                return there + path[len(here) :]
+        return path
+
+    return moved
+
+
+def _seen(reader: RecordingReader, moved: Callable[[str], str]) -> list[str]:
     """Names in folders whose listing is the fact: device files, libraries, modules."""
     found = []
     for folder, names in reader.folders.items():
+        packages = moved(folder).startswith(SITE.partition("/lib/")[0])
         for name in names:
+            if packages and NCCL_WHEEL.fullmatch(name):
+                found.append(f"{folder}/{name}/METADATA")
             wanted = (
                 (folder.startswith("/dev") and re.fullmatch(r"nvidia\d+|uverbs\d+|null", name))
                 or (folder.startswith(_PUBLIC) and _LIBRARIES.search(f"/{name}"))
+                or (packages and FILE.fullmatch(name))
                 or (folder == "/sys/module" and name in MODULES)
                 or folder.endswith(("/gids", "/counters"))
             )
@@ -121,6 +155,8 @@ def _kept(path: str, text: str) -> str:
     if "/gids/" in path:
         gid = text.strip()
         return _GIDS[gid_class(gid)] if gid.replace(":", "").strip("0") else gid
+    if FILE.fullmatch(path.rpartition("/")[2]):
+        return words(text)
     for end, keep in _KEEP.items():
         if path.endswith(end):
             return keep(text)

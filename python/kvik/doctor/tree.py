@@ -11,6 +11,7 @@ import binascii
 import json
 import os
 import stat
+import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ _TEXT_BYTES = 1 << 20  # of one file; `/proc/self/maps` is the largest that is r
 _RECORDING_BYTES = 64 << 20
 _LINKS = 40  # as the kernel's own bound
 _NAMES = 8192  # in one folder
+SITE = "/elsewhere/lib/python3/site-packages"
+"""Where a recording has the Python packages of the serving engine, wherever they were."""
 
 
 class Unread(Exception):  # noqa: N818 - the contract of the tree; it is no failure
@@ -77,6 +80,10 @@ class Tree(ABC):
         self._resolved[path] = here
         return here
 
+    def sites(self) -> tuple[str, ...]:
+        """The folders of the serving engine's Python packages."""
+        return (SITE,)
+
     def blob(self, path: str) -> bytes:
         """The bytes of a file."""
         return self._bytes(self.resolve(path))
@@ -133,6 +140,18 @@ class FolderTree(Tree):
             return [entry.name for entry in self._at(path).iterdir()]
         except OSError as error:
             raise Unread(path, _reason(error)) from error
+
+
+class LiveTree(FolderTree):
+    """This machine, as this process sees it."""
+
+    def __init__(self) -> None:
+        super().__init__(Path("/"))
+
+    def sites(self) -> tuple[str, ...]:
+        """Those of this Python: the doctor is to be run by the one that serves."""
+        ends = ("/site-packages", "/dist-packages")
+        return tuple(dict.fromkeys(path for path in sys.path if path[:1] == "/" and path.endswith(ends)))
 
 
 class RecordedTree(Tree):
@@ -200,7 +219,7 @@ def _reason(error: OSError) -> str:
 
 def live() -> Tree:
     """This machine."""
-    return FolderTree(Path("/"))
+    return LiveTree()
 
 
 def load(path: Path) -> Tree:
@@ -230,6 +249,9 @@ class RecordingReader(Tree):
         self.links: dict[str, str] = {}
         self.unread: dict[str, str] = {}
         self.folders: dict[str, list[str]] = {}
+
+    def sites(self) -> tuple[str, ...]:
+        return self._tree.sites()
 
     def _target(self, path: str) -> str | None:
         target = self._tree._target(path)

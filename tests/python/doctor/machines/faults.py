@@ -122,6 +122,20 @@ def _nfs(machine: Machine) -> None:
     machine.mounts = ("192.0.2.20:/models /models nfs4 rw,vers=4.2,proto=tcp 0 0",)
 
 
+def _wheel_with_verbs(machine: Machine) -> None:
+    # Of nixl_cu13 1.5.1, which was built where drivers are in /usr/lib64.
+    machine.packages += ("nixl_cu13.libs/libibverbs-1de1263b.so.1.14.48.0",)
+    machine.words["/libibverbs-1de1263b.so.1.14.48.0"] = "/usr/lib64/libibverbs"
+
+
+def _wheel_with_fabric(machine: Machine) -> None:
+    machine.packages += ("mooncake_transfer_engine.libs/libfabric-0a1b2c3d.so.1.28.0",)
+
+
+def _old_fabric(machine: Machine) -> None:
+    machine.words["/libfabric.so.1.27.0"] = "FABRIC_1.0\nFABRIC_1.6"
+
+
 # By name of the fault: the code that must come first, and what plants it.
 FAULTS: dict[str, tuple[str, Fault]] = {
     "nic-narrow": ("nic-link-narrow", _narrow_nic),
@@ -146,13 +160,17 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "numa-unknown": ("numa-unknown", _far_firmware),
     "clock": ("clock-slow", _clock),
     "nfs": ("nfs-over-tcp", _nfs),
+    "verbs-twice": ("library-twice", _wheel_with_verbs),
+    "fabric-twice": ("library-twice", _wheel_with_fabric),
+    "old-fabric": ("nccl-plugin-unmet", _old_fabric),
 }
 ON_ALL = ("bar1", "memlock", "no-peer-memory", "port-down", "no-driver", "container-without-rdma",
           "container-without-gpus", "old-library", "clock", "iommu")  # fmt: skip
 WITH_LINKS = ("nic-narrow", "nic-slow", "gpu-narrow")
 WITH_SWITCH = ("acs",)
 TWO_NODES = ("nics-on-one-node", "numa-unknown")
-ROCE = ("mtu", "lost-packets", "bad-cable", "no-address", "nfs")
+ROCE = ("mtu", "lost-packets", "bad-cable", "no-address", "nfs", "verbs-twice")
+EFA = ("fabric-twice", "old-fabric")
 
 
 def planted(machine: Machine, fault: str) -> Machine:
@@ -170,6 +188,7 @@ def fitting(machine: Machine) -> list[str]:
     chosen += WITH_LINKS if links else ()
     chosen += TWO_NODES if machine.nodes > 1 else ()
     chosen += ROCE if machine.those("nic") else ()
+    chosen += EFA if machine.those("efa") else ()
     chosen += WITH_SWITCH if links and machine.nodes > 1 else ()
     chosen += ("slower-port",) if len(machine.those("nic")) > 1 else ()
     return chosen

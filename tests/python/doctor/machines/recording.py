@@ -15,6 +15,14 @@ from typing import Any
 FORMAT = "kvik-machine/1"
 GIB = 1 << 30
 Speed = tuple[float, int]  # GT/s a lane, lanes
+SITE = "/elsewhere/lib/python3/site-packages"
+NCCL = ("nvidia_nccl_cu12-2.27.3.dist-info/METADATA", "nvidia/nccl/lib/libnccl.so.2")
+# As `strings` shows them: libfabric 1.27 of the EFA installer, its plug-in of NCCL's, Debian's libibverbs.
+WORDS = {
+    "/libfabric.so.1.27.0": "FABRIC_1.0\nFABRIC_1.6\nFABRIC_1.7",
+    "/libnccl-net-ofi.so": "FABRIC_1.0\nFABRIC_1.7",
+    "/libibverbs.so.1.14.50.0": "/usr/lib/x86_64-linux-gnu/libibverbs",
+}
 
 
 @dataclass
@@ -66,6 +74,10 @@ class Machine:
     root: str = "ext4"
     mounts: tuple[str, ...] = ()
     libraries: tuple[str, ...] = ("/usr/lib/x86_64-linux-gnu/libibverbs.so.1.14.50.0",)
+    packages: tuple[str, ...] = NCCL
+    """Files of the serving engine's Python packages, below their folder."""
+    words: dict[str, str] = field(default_factory=lambda: dict(WORDS))
+    """What is in a library, by the end of its path."""
     rdma_files: bool = True
     gpu_files: bool = True
 
@@ -281,8 +293,11 @@ class _Recording:
                 version=f"NVRM version: NVIDIA UNIX {kind}  {machine.nvidia}  Release Build",
             )
             self.files[f"/usr/lib/x86_64-linux-gnu/libcuda.so.{machine.libcuda}"] = ""
-        for library in machine.libraries:
-            self.files[library] = ""
+        for library in (*machine.libraries, *(f"{SITE}/{name}" for name in machine.packages)):
+            said = (text for end, text in machine.words.items() if library.endswith(end))
+            self.files[library] = next(said, "")
+        if any("/libibverbs.so" in library for library in machine.libraries):
+            self.files["/usr/lib/x86_64-linux-gnu/libibverbs/libmlx5-rdmav34.so"] = ""
 
 
 def _config(device: Device) -> bytes:

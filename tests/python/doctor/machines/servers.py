@@ -16,7 +16,11 @@ from tests.python.doctor.machines.desktops import GIDS
 from tests.python.doctor.machines.recording import GIB, Device, Machine, Speed, bridge
 
 EFA_MODULES = ("nvidia", "efa", "ib_core", "ib_uverbs")
-EFA_LIBRARIES = ("/opt/amazon/efa/lib/libfabric.so.1.27.0", "/usr/lib/x86_64-linux-gnu/libefa.so.1.3.50.0")
+EFA_LIBRARIES = (
+    "/opt/amazon/efa/lib/libfabric.so.1.27.0",
+    "/opt/amazon/ofi-nccl/lib/x86_64-linux-gnu/libnccl-net-ofi.so",
+    "/usr/lib/x86_64-linux-gnu/libefa.so.1.3.50.0",
+)
 RATES = {
     40: "40 Gb/sec (4X FDR10)",
     100: "100 Gb/sec (4X EDR)",
