@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 
 from kvik.doctor import host
+from kvik.doctor.cables import read_cables
 from kvik.doctor.libraries import read_libraries
 from kvik.doctor.links import pairs, pcie_gbs
 from kvik.doctor.model import Gpu, Machine, PciDevice
@@ -35,7 +36,7 @@ def examine(tree: Tree) -> Machine:
         nics=host.read_nics(reader, devices),
         gpus=tuple(_gpu(reader, device) for device in devices.values() if device.kind == "gpu"),
         nvmes=host.read_nvmes(reader, devices),
-        nets=host.read_nets(reader),
+        nets=read_cables(reader, host.read_nets(reader)),
         nodes=host.read_nodes(reader),
         mounts=host.read_mounts(reader),
         limits=host.read_limits(reader),

@@ -107,6 +107,22 @@ class Nvme:
 
 
 @dataclass(frozen=True)
+class Cable:
+    """A module or cable as its own memory describes it."""
+
+    form: str
+    """`SFP`, `QSFP28`, `OSFP` and so on."""
+    vendor: str
+    part: str
+    technology: str
+    """`optical`, `passive copper` or `active copper`."""
+    length_m: float | None
+    """Of a cable that cannot be taken out of its module."""
+    rate_gbits: int | None
+    """The highest that it names; None where its codes say none."""
+
+
+@dataclass(frozen=True)
 class NetDevice:
     """A network device with hardware behind it. `speed_mbits` is None without a link."""
 
@@ -115,6 +131,13 @@ class NetDevice:
     mtu: int | None
     speed_mbits: int | None
     state: str
+    port: str | None = None
+    """Its connector, as the driver says: `fibre`, `direct attach`, `twisted pair`, `none`."""
+    able_mbits: int | None = None
+    """The fastest link mode that the port supports."""
+    partner_mbits: int | None = None
+    """The fastest one that the link's partner offers; None where it does not say."""
+    cable: Cable | None = None
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,7 @@ def host_findings(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
                 yield from _port(nic, port)
     yield from _ports_down(machine.nics)
     yield from _rates(machine)
+    yield from _cables(machine)
     yield from _memory(machine)
     yield from _gpu_software(machine)
     if traffic.load:
@@ -158,6 +159,26 @@ def _rates(machine: Machine) -> Iterator[Finding]:
                 f"port {port.number} runs at {rate:g} Gbit/s, the same NICs beside it at {best[kind]:g}",
                 Cost((1 - rate / best[kind]) * 100, "rates of the ports", rate / 8, best[kind] / 8),
                 "Look at the cable, the module and the switch port's speed.", "kv,collectives",
+            )  # fmt: skip
+
+
+def _cables(machine: Machine) -> Iterator[Finding]:
+    """A module or cable of a lower rate than its port's, which the link can then never have."""
+    nics = {nic.address: nic for nic in machine.nics if nic.address}
+    for net in machine.nets:
+        nic, cable = nics.get(net.address), net.cable
+        if nic is None or cable is None or cable.rate_gbits is None:
+            continue
+        port = max(net.able_mbits or 0, net.speed_mbits or 0) / 1000
+        if cable.rate_gbits < port:
+            yield Finding(
+                "module-slow", nic.name,
+                f"the {cable.form} in {net.name} ({cable.vendor} {cable.part}) is for {cable.rate_gbits} "
+                f"Gbit/s, and the port can {port:g}",
+                Cost((1 - cable.rate_gbits / port) * 100, "SFF-8636, CMIS: what the module says of itself",
+                     cable.rate_gbits / 8, port / 8),
+                "Plug in a cable or module of the port's rate; the switch's port has to have it too.",
+                "kv,collectives",
             )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from kvik.doctor import cables
 from kvik.doctor.examining import examine
 from kvik.doctor.host import MODULES, gid_class
 from kvik.doctor.libraries import FILE, NCCL_WHEEL, words
@@ -59,6 +60,9 @@ def save(tree: Tree, name: str, host: str | None = None) -> dict[str, Any]:
     for path, content in sorted(reader.files.items()):
         if path.endswith("/config"):
             binary[clean(path)] = base64.b64encode(without_serial(content)).decode("ascii")
+        elif path.startswith(cables.ETHTOOL):
+            kept = cables.without_serial(content) if path.endswith("/module") else content
+            binary[clean(path)] = base64.b64encode(kept).decode("ascii")
         else:
             files[clean(path)] = clean_text(_kept(path, content.decode("utf-8", errors="replace")))
     for path in _seen(reader, moved):

@@ -9,7 +9,7 @@ from typing import Any
 from kvik.doctor.comparing import Comparison
 from kvik.doctor.links import link_gbs
 from kvik.doctor.maps import nics_for_ranks
-from kvik.doctor.model import Finding, Machine, Missing, Pair
+from kvik.doctor.model import Finding, Machine, Missing, NetDevice, Pair
 from kvik.doctor.near import OfGpu, near_gpus
 
 
@@ -42,6 +42,8 @@ def machine_lines(machine: Machine) -> Iterator[str]:
     free = " (this process may lock more)" if limits.locks_freely and limits.memlock is not None else ""
     yield f"limits    memlock {lock}{free}, huge pages {limits.huge_pages}"
     yield f"kernel    clock {limits.clock_source}, ptrace scope {limits.ptrace_scope}"
+    for net in machine.nets:
+        yield f"port      {net.name}: {port_text(net)}"
     for library in machine.libraries:
         yield f"library   {library.name} {library.version} ({library.origin}) {library.path}"
     yield ""
@@ -56,6 +58,21 @@ def machine_lines(machine: Machine) -> Iterator[str]:
         yield ""
         yield "NICs of a serving engine's rank, by the GPU that its KV lies on:"
         yield from (f"  {near_text(one)}" for one in near)
+
+
+def port_text(net: NetDevice) -> str:
+    """What a port can, what its partner offers, and what is plugged in."""
+    rates = (("can", net.able_mbits), ("partner offers", net.partner_mbits))
+    said = [net.port or "connector not said"]
+    said += [f"{what} {mbits / 1000:g} Gbit/s" for what, mbits in rates if mbits is not None]
+    cable = net.cable
+    if cable is None:
+        return ", ".join([*said, "cable not read"])
+    length = "" if cable.length_m is None else f" {cable.length_m:g} m"
+    rate = "rate not said" if cable.rate_gbits is None else f"{cable.rate_gbits} Gbit/s"
+    return ", ".join(
+        [*said, f"{cable.form} {cable.vendor} {cable.part}", f"{cable.technology}{length}", rate]
+    )
 
 
 def near_pairs(machine: Machine) -> list[Pair]:

@@ -10,17 +10,21 @@ import base64
 import binascii
 import json
 import os
+import re
 import stat
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
+from kvik.doctor import ethtool
+
 FORMAT = "kvik-machine/1"
 _TEXT_BYTES = 1 << 20  # of one file; `/proc/self/maps` is the largest that is read
 _RECORDING_BYTES = 64 << 20
 _LINKS = 40  # as the kernel's own bound
 _NAMES = 8192  # in one folder
+_ASKED = re.compile(r"/ioctl/ethtool/([^/]+)/(link|module)")
 SITE = "/elsewhere/lib/python3/site-packages"
 """Where a recording has the Python packages of the serving engine, wherever they were."""
 
@@ -143,10 +147,23 @@ class FolderTree(Tree):
 
 
 class LiveTree(FolderTree):
-    """This machine, as this process sees it."""
+    """This machine, as this process sees it. `cables`: whether drivers are asked what is plugged in, which
+    takes milliseconds a port."""
 
-    def __init__(self) -> None:
+    def __init__(self, cables: bool) -> None:
         super().__init__(Path("/"))
+        self._cables = cables
+
+    def _bytes(self, path: str) -> bytes:
+        asked = _ASKED.fullmatch(path)
+        if asked is None:
+            return super()._bytes(path)
+        if not self._cables:
+            raise Unread(path, "not asked for")
+        try:
+            return {"link": ethtool.link, "module": ethtool.module}[asked[2]](asked[1])
+        except OSError as error:
+            raise Unread(path, _reason(error)) from error
 
     def sites(self) -> tuple[str, ...]:
         """Those of this Python: the doctor is to be run by the one that serves."""
@@ -217,9 +234,9 @@ def _reason(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
-def live() -> Tree:
-    """This machine."""
-    return LiveTree()
+def live(cables: bool = True) -> Tree:
+    """This machine. `cables`: with what is plugged into its ports."""
+    return LiveTree(cables)
 
 
 def load(path: Path) -> Tree:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 
 from tests.python.doctor.machines.desktops import V1
+from tests.python.doctor.machines.modules import cmis, qsfp
 from tests.python.doctor.machines.recording import Device, Machine
 
 
@@ -122,6 +123,12 @@ def _nfs(machine: Machine) -> None:
     machine.mounts = ("192.0.2.20:/models /models nfs4 rw,vers=4.2,proto=tcp 0 0",)
 
 
+def _slow_module(machine: Machine) -> None:
+    nic = _first(machine, "nic")
+    slower = {"100": qsfp(code=0x10, mbd=10_300), "400": cmis((0x0F, 0x0B))}
+    nic.cable = slower[nic.rate.split()[0]]
+
+
 def _wheel_with_verbs(machine: Machine) -> None:
     # Of nixl_cu13 1.5.1, which was built where drivers are in /usr/lib64.
     machine.packages += ("nixl_cu13.libs/libibverbs-1de1263b.so.1.14.48.0",)
@@ -160,6 +167,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "numa-unknown": ("numa-unknown", _far_firmware),
     "clock": ("clock-slow", _clock),
     "nfs": ("nfs-over-tcp", _nfs),
+    "slow-module": ("module-slow", _slow_module),
     "verbs-twice": ("library-twice", _wheel_with_verbs),
     "fabric-twice": ("library-twice", _wheel_with_fabric),
     "old-fabric": ("nccl-plugin-unmet", _old_fabric),
@@ -169,7 +177,7 @@ ON_ALL = ("bar1", "memlock", "no-peer-memory", "port-down", "no-driver", "contai
 WITH_LINKS = ("nic-narrow", "nic-slow", "gpu-narrow")
 WITH_SWITCH = ("acs",)
 TWO_NODES = ("nics-on-one-node", "numa-unknown")
-ROCE = ("mtu", "lost-packets", "bad-cable", "no-address", "nfs", "verbs-twice")
+ROCE = ("mtu", "lost-packets", "bad-cable", "no-address", "nfs", "verbs-twice", "slow-module")
 EFA = ("fabric-twice", "old-fabric")
 
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.python.doctor.machines.modules import cmis, link_settings, qsfp
+
 FORMAT = "kvik-machine/1"
 GIB = 1 << 30
 Speed = tuple[float, int]  # GT/s a lane, lanes
@@ -51,6 +53,8 @@ class Device:
     gids: tuple[tuple[str, str], ...] = ()
     state: str = "4: ACTIVE"
     counters: dict[str, int] = field(default_factory=dict)
+    cable: bytes = b""
+    """The memory of what is plugged in; by default a cable of the port's rate."""
 
 
 @dataclass
@@ -114,6 +118,8 @@ _CLASSES = {
     "bridge": 0x060400,
     "lpc": 0x060100,
 }
+# By Gbit/s: a cable, and the kernel's bits of link modes that such a port has (KR, SR, CR).
+_CABLES = {100: (qsfp(), (36, 37, 38)), 400: (cmis(), (85, 86, 89))}
 _RESOURCES = 13  # lines: six BARs, the ROM, and the windows of bridges
 
 
@@ -212,6 +218,11 @@ class _Recording:
             up = device.state == "4: ACTIVE"
             speed = int(device.rate.split()[0]) * 1000 if device.rate and up else -1
             self._put(net, mtu=device.mtu, operstate="up" if up else "down", speed=speed)
+            if speed // 1000 in _CABLES:
+                cable, modes = _CABLES[speed // 1000]
+                asked = {"link": link_settings(modes, modes, speed=speed), "module": device.cable or cable}
+                for name, said in asked.items():
+                    self.binary[f"/ioctl/ethtool/{device.net}/{name}"] = base64.b64encode(said).decode()
         if not device.name:
             return
         rdma = f"{path}/infiniband/{device.name}"
