@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from kvik.doctor import host
 from kvik.doctor.cables import read_cables
+from kvik.doctor.containers import container_marks, not_there
 from kvik.doctor.libraries import read_libraries
 from kvik.doctor.links import pairs, pcie_gbs
 from kvik.doctor.model import Gpu, Machine, PciDevice
@@ -27,6 +28,7 @@ def examine(tree: Tree) -> Machine:
     )
     board = " ".join(dict.fromkeys(name for name in names if name))
     chipset, speed, lanes = chipset_of(reader, board)
+    marks = container_marks(reader)
     driver, is_open = _gpu_driver(reader, devices)
     machine = Machine(
         board=board,
@@ -44,7 +46,9 @@ def examine(tree: Tree) -> Machine:
         modules=tuple(name for name in reader.names("/sys/module") if name in host.MODULES),
         gpu_driver=driver,
         gpu_driver_open=is_open,
-        container=host.in_container(reader),
+        container=bool(marks),
+        container_marks=marks,
+        not_there=not_there(reader) if marks else (),
         gpu_nodes=_gpu_nodes(reader),
         pairs=(),
         unread=(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from kvik.doctor.containers import read_groups
 from kvik.doctor.model import (
     Limits,
     Mount,
@@ -192,6 +193,7 @@ def read_limits(reader: Reader) -> Limits:
     caps = re.search(r"CapEff:\s+([0-9a-f]{1,16})", reader.text("/proc/self/status") or "")
     if caps:
         limits = replace(limits, locks_freely=bool(int(caps[1], 16) >> _CAP_IPC_LOCK & 1))
+    limits = read_groups(reader, limits)
     memory = dict(re.findall(r"^(\w+):\s+([0-9]{1,18})\b", reader.text("/proc/meminfo") or "", re.MULTILINE))
     return replace(
         limits,
@@ -210,12 +212,3 @@ def read_mounts(reader: Reader) -> tuple[Mount, ...]:
             proto = re.search(r"(?:^|,)proto=(tcp|rdma|udp)", fields[3])
             found.append(Mount(fields[1], fields[2], proto[1].replace("udp", "tcp") if proto else None))
     return tuple(found)
-
-
-def in_container(reader: Reader) -> bool:
-    """Whether this is a container, as its root tells: an overlay. With another one it is taken for a host."""
-    for line in (reader.text("/proc/mounts") or "").splitlines():
-        fields = line.split()
-        if len(fields) >= 3 and fields[1] == "/":
-            return fields[2] == "overlay"
-    return False

@@ -152,12 +152,17 @@ class NumaNode:
     @property
     def processors(self) -> set[int]:
         """The numbers of a list such as `0-3,8`."""
-        found: set[int] = set()
-        for part in self.cpus.split(","):
-            first, _, last = part.strip().partition("-")
-            if first.isdecimal():
-                found |= set(range(int(first), int(last if last.isdecimal() else first) + 1))
-        return found
+        return processors(self.cpus)
+
+
+def processors(listed: str) -> set[int]:
+    """The numbers of a list of the kernel's, such as `0-3,8`."""
+    found: set[int] = set()
+    for part in listed.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isdecimal():
+            found |= set(range(int(first), int(last if last.isdecimal() else first) + 1))
+    return found
 
 
 @dataclass(frozen=True)
@@ -180,6 +185,14 @@ class Limits:
     memory_bytes: int | None = None
     huge_pages: int | None = None
     huge_page_bytes: int | None = None
+    cpus_allowed: str | None = None
+    """The processors that it may use, as the kernel's list."""
+    cpu_quota_known: bool = False
+    cpu_quota: float | None = None
+    """Processors' worth of time that its control groups give it; None is all."""
+    memory_limit_known: bool = False
+    memory_limit: int | None = None
+    """Of its control groups; None is all."""
     ptrace_scope: int | None = None
     clock_source: str | None = None
 
@@ -259,6 +272,10 @@ class Machine:
     """Files `/dev/nvidiaN`; None where `/dev` was not read."""
     pairs: tuple[Pair, ...]
     unread: tuple[Missing, ...]
+    container_marks: tuple[str, ...] = ()
+    """By what it is known that this is a container."""
+    not_there: tuple[str, ...] = ()
+    """What transfers need of a host and is not in the container."""
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kvik.doctor.cost import Traffic
 from kvik.doctor.model import Finding, Machine
+from kvik.doctor.rules_container import container_findings
 from kvik.doctor.rules_host import host_findings
 from kvik.doctor.rules_libraries import library_findings
 from kvik.doctor.rules_pcie import pcie_findings
@@ -26,6 +27,7 @@ def findings(machine: Machine, traffic: Traffic | None = None) -> list[Finding]:
         *pcie_findings(machine, traffic),
         *host_findings(machine, traffic),
         *library_findings(machine),
+        *container_findings(machine),
     ]
     matter = [finding for finding in found if wanted & set(finding.assumes.split(","))]
     return sorted(matter, key=lambda finding: (-_weight(finding), finding.code, finding.device))

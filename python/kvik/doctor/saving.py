@@ -1,8 +1,8 @@
 """Records what a reading of a machine looked at, without what names it or its owner.
 
 Taken out: serial numbers, MAC addresses, GUIDs and GIDs (of a GID its kind is kept), UUIDs, host names, IP
-addresses, where file systems are mounted from and to, users' paths, processes. What is kept says what parts
-the machine has, how they are connected, and how fast.
+addresses, where file systems are mounted from and to, names of control groups, users' paths, processes. What
+is kept says what parts the machine has, how they are connected, and how fast.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from kvik.doctor import cables
+from kvik.doctor import cables, containers
 from kvik.doctor.examining import examine
 from kvik.doctor.host import MODULES, gid_class
 from kvik.doctor.libraries import FILE, NCCL_WHEEL, words
@@ -53,7 +53,7 @@ def save(tree: Tree, name: str, host: str | None = None) -> dict[str, Any]:
     moved = _mover(reader)
 
     def clean(path: str) -> str:
-        return without(moved(path))
+        return without(containers.without_names(moved(path)))
 
     files: dict[str, str] = {}
     binary: dict[str, str] = {}
@@ -117,6 +117,7 @@ def _seen(reader: RecordingReader, moved: Callable[[str], str]) -> list[str]:
                 or (folder.startswith(_PUBLIC) and _LIBRARIES.search(f"/{name}"))
                 or (packages and FILE.fullmatch(name))
                 or (folder == "/sys/module" and name in MODULES)
+                or (folder.startswith(containers.GROUPS) and name in ("cgroup.controllers", "cgroup.procs"))
                 or folder.endswith(("/gids", "/counters"))
             )
             path = f"{folder}/{name}"
@@ -198,7 +199,11 @@ def _maps(text: str) -> str:
 _KEEP: dict[str, Callable[[str], str]] = {
     "/mounts": _mounts,
     "/maps": _maps,
-    "/status": _lines(r"^CapEff:.*$"),
+    "/proc/self/cgroup": containers.own_groups,
+    "/proc/1/cgroup": containers.engines_of_groups,
+    "/mountinfo": containers.engines_of_mounts,
+    "/.containerenv": lambda _: "",
+    "/status": _lines(r"^(CapEff|Cpus_allowed_list):.*$"),
     "/limits": _lines(r"^(Limit|Max locked memory).*$"),
     "/information": _lines(r"^Model:.*$"),
     "/nvidia/version": _lines(r"^NVRM version:.*?Kernel Module.*?\s\d+[\d.]*"),

@@ -9,7 +9,7 @@ from typing import Any
 from kvik.doctor.comparing import Comparison
 from kvik.doctor.links import link_gbs
 from kvik.doctor.maps import nics_for_ranks
-from kvik.doctor.model import Finding, Machine, Missing, NetDevice, Pair
+from kvik.doctor.model import Finding, Limits, Machine, Missing, NetDevice, Pair
 from kvik.doctor.near import OfGpu, near_gpus
 
 
@@ -41,6 +41,10 @@ def machine_lines(machine: Machine) -> Iterator[str]:
     )
     free = " (this process may lock more)" if limits.locks_freely and limits.memlock is not None else ""
     yield f"limits    memlock {lock}{free}, huge pages {limits.huge_pages}"
+    yield f"group     {group_text(limits)}"
+    if machine.container:
+        lacks = f"; not there: {', '.join(machine.not_there)}" if machine.not_there else ""
+        yield f"container told by {', '.join(machine.container_marks)}{lacks}"
     yield f"kernel    clock {limits.clock_source}, ptrace scope {limits.ptrace_scope}"
     for net in machine.nets:
         yield f"port      {net.name}: {port_text(net)}"
@@ -58,6 +62,19 @@ def machine_lines(machine: Machine) -> Iterator[str]:
         yield ""
         yield "NICs of a serving engine's rank, by the GPU that its KV lies on:"
         yield from (f"  {near_text(one)}" for one in near)
+
+
+def group_text(limits: Limits) -> str:
+    """What the control groups and the affinity leave this process."""
+    memory = "unlimited" if limits.memory_limit is None else f"{limits.memory_limit / 2**20:,.0f} MiB"
+    quota = "all their time" if limits.cpu_quota is None else f"time of {limits.cpu_quota:g} of them"
+    return ", ".join(
+        (
+            f"processors {limits.cpus_allowed or 'not said'}",
+            quota if limits.cpu_quota_known else "quota not said",
+            f"memory {memory if limits.memory_limit_known else 'limit not said'}",
+        )
+    )
 
 
 def port_text(net: NetDevice) -> str:

@@ -37,11 +37,18 @@ def summary(tree: Tree, host: str | None = None) -> dict[str, Any]:
         "gpu_driver": machine.gpu_driver,
         "modules": sorted(machine.modules),
         "libraries": sorted({f"{library.name} {library.version}" for library in machine.libraries}),
+        "processors": limits.cpus_allowed,
+        "cpu_quota": _limit(limits.cpu_quota, limits.cpu_quota_known),
+        "memory_limit": _limit(limits.memory_limit, limits.memory_limit_known),
         "memlock": memlock if limits.memlock_known else None,
         "huge_pages": limits.huge_pages,
         "clock": limits.clock_source,
         "findings": sorted({f"{finding.code}: {finding.device}" for finding in findings(machine)}),
     }
+
+
+def _limit(value: float | None, known: bool) -> float | str | None:
+    return ("unlimited" if value is None else value) if known else None
 
 
 def _place(device: PciDevice | None) -> str:

@@ -123,6 +123,14 @@ def _nfs(machine: Machine) -> None:
     machine.mounts = ("192.0.2.20:/models /models nfs4 rw,vers=4.2,proto=tcp 0 0",)
 
 
+def _cpu_quota(machine: Machine) -> None:
+    machine.cpu_max = "50000 100000"
+
+
+def _memory_limit(machine: Machine) -> None:
+    machine.memory_max = str(512 << 20)
+
+
 def _slow_module(machine: Machine) -> None:
     nic = _first(machine, "nic")
     slower = {"100": qsfp(code=0x10, mbd=10_300), "400": cmis((0x0F, 0x0B))}
@@ -167,13 +175,15 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "numa-unknown": ("numa-unknown", _far_firmware),
     "clock": ("clock-slow", _clock),
     "nfs": ("nfs-over-tcp", _nfs),
+    "cpu-quota": ("cpu-quota-low", _cpu_quota),
+    "memory-limit": ("memory-limit-low", _memory_limit),
     "slow-module": ("module-slow", _slow_module),
     "verbs-twice": ("library-twice", _wheel_with_verbs),
     "fabric-twice": ("library-twice", _wheel_with_fabric),
     "old-fabric": ("nccl-plugin-unmet", _old_fabric),
 }
 ON_ALL = ("bar1", "memlock", "no-peer-memory", "port-down", "no-driver", "container-without-rdma",
-          "container-without-gpus", "old-library", "clock", "iommu")  # fmt: skip
+          "container-without-gpus", "old-library", "clock", "iommu", "cpu-quota", "memory-limit")  # fmt: skip
 WITH_LINKS = ("nic-narrow", "nic-slow", "gpu-narrow")
 WITH_SWITCH = ("acs",)
 TWO_NODES = ("nics-on-one-node", "numa-unknown")

@@ -84,6 +84,10 @@ class Machine:
     """What is in a library, by the end of its path."""
     rdma_files: bool = True
     gpu_files: bool = True
+    cpu_max: str = "max 100000"
+    memory_max: str = "max"
+    allowed: str = ""
+    """Processors that the process may use; by default all."""
 
     def every(self) -> Iterator[Device]:
         """Each PCI function, from the root down."""
@@ -288,7 +292,15 @@ class _Recording:
         self.files["/proc/self/limits"] = (
             f"{head}\nMax locked memory         {machine.memlock:<20} {machine.memlock:<20} bytes\n"
         )
-        self.files["/proc/self/status"] = "Name:\tpython3\nCapEff:\t0000000000000000\n"
+        allowed = machine.allowed or f"0-{machine.cpus - 1}"
+        self.files["/proc/self/status"] = (
+            f"Name:\tpython3\nCapEff:\t0000000000000000\nCpus_allowed_list:\t{allowed}\n"
+        )
+        self._put("/proc", **{"self/cgroup": "0::/user.slice", "1/cgroup": "0::/init.scope"})
+        self._put("/sys/fs/cgroup", **{"cgroup.controllers": "cpuset cpu memory"})
+        groups = {"cpu.max": machine.cpu_max, "memory.max": machine.memory_max}
+        self._put("/sys/fs/cgroup/user.slice", **groups)
+        self.files["/proc/self/mountinfo"] = "22 1 8:2 / / rw,relatime - ext4 /dev/nvme0n1p2 rw\n"
         self.files["/proc/self/maps"] = ""
         self.files["/proc/sys/kernel/yama/ptrace_scope"] = "1\n"
         mounts = (f"/dev/root / {machine.root} rw,relatime 0 0", *machine.mounts)

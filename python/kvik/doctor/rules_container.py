@@ -1,0 +1,69 @@
+"""Rules about what confines the process: too little time of processors, too little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kvik.doctor.model import Cost, Finding, Machine, processors
+
+TCP_CPU_S = 0.46
+"""CPU seconds a GiB of one side over `tcp`."""
+NIC_CPU_S = 0.02
+"""The same over NICs, in extents of 16 KiB: 9.4 s a million requests, of 512 KiB each."""
+_TCP = "bench/results/2026-11-20-loopback-2-cores.json: tcp, 2,000 pages of 16 KiB a read"
+_NICS = "bench/README.md, Threads of NICs: requests in extents of 16 KiB"
+_LEAST = 1.0  # Below one, heartbeats come late (`docs/deploy.md`).
+STORE, PROCESS, ENGINE = 1 << 30, 100 << 20, 256 << 20
+"""Bytes of a store's blocks by default, of its process, and of an engine (`memory_cap`)."""
+
+
+def container_findings(machine: Machine) -> Iterator[Finding]:
+    """All of this module."""
+    yield from _cpu(machine)
+    yield from _memory(machine)
+
+
+def _cpu(machine: Machine) -> Iterator[Finding]:
+    limits = machine.limits
+    every = set().union(*(node.processors for node in machine.nodes))
+    allowed = len(processors(limits.cpus_allowed)) if limits.cpus_allowed else None
+    if limits.cpu_quota is not None:
+        have, by = limits.cpu_quota, "its control groups give it"
+    elif allowed is not None and allowed < len(every):
+        have, by = float(allowed), f"of {len(every)} processors it may use"
+    else:
+        return
+    gbs, cost, source = _rate(machine)
+    need = max(gbs * 1e9 / 2**30 * cost, _LEAST)
+    if have < need:
+        yield Finding(
+            "cpu-quota-low", "this process",
+            f"{by} {have:g}, and kvik alone needs {need:.1f} at {gbs:.1f} GB/s, the rate of its ports",
+            Cost((1 - have / need) * 100, f"{cost:g} CPU s a GiB: {source}"),
+            "Take the CPU limit away, and ask for as many processors as the engine uses: one that is "
+            "throttled answers heartbeats late, and its peers take it for dead.",
+            "kv",
+        )  # fmt: skip
+
+
+def _rate(machine: Machine) -> tuple[float, float, str]:
+    """GB/s of the ports that kvik would use, and what each GiB costs: NICs where there are some."""
+    nics = [nic for nic in machine.nics if nic.address and nic.node]
+    gbs = sum(nic.rate_gbits for nic in nics) / 8
+    if gbs:
+        return gbs, NIC_CPU_S, _NICS
+    return max((net.speed_mbits or 0 for net in machine.nets), default=0) / 8000, TCP_CPU_S, _TCP
+
+
+def _memory(machine: Machine) -> Iterator[Finding]:
+    limit = machine.limits.memory_limit
+    need = STORE + PROCESS + ENGINE
+    if limit is not None and limit < need:
+        yield Finding(
+            "memory-limit-low", "this process",
+            f"its control groups let it have {limit >> 20} MiB; a store as it is by default takes up to "
+            f"{need >> 20} MiB, and an engine its KV and {(PROCESS + ENGINE) >> 20} MiB",
+            Cost(None, "docs/deploy.md, sizes: the kernel ends a process that exceeds its limit", fails=True),
+            "Raise the memory limit above the KV or the store's `memory` and what is beside it.",
+            "kv,load",
+        )  # fmt: skip
