@@ -1,8 +1,8 @@
-"""What `--measure` adds: memory bandwidth of each NUMA node, and what kvik moves on this host.
+"""What `--measure` adds: memory bandwidth of each NUMA node, what kvik moves on this host, and to its GPUs.
 
 Memory: one thread a processor of the node copies between two buffers that it touched first, so the pages are
 on its node; a copy of n bytes counts as n, although the memory reads n and writes n. Loopback: `kvik bench
-transfer`, in a process of its own."""
+transfer`, in a process of its own. Host and GPU: `gpu_copies`, in a process for each GPU."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ from typing import Any
 import numpy as np
 
 from kvik.doctor.model import Machine, NumaNode
+from kvik.doctor.near import EFA, VERBS, NearNics, NearUnknownError
+from kvik.doctor.pci import NVIDIA
 
 _BUFFER = 64 << 20  # a thread and side: above the caches that a thread shares
 _ROUNDS = 5
 _THREADS = 16  # enough for any node's memory
 _BENCH_S = 120.0
+_GPU_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,8 @@ class Measured:
 
 
 def measure(machine: Machine) -> list[Measured]:
-    """All of it: about twenty seconds."""
-    return [*(_memory(node) for node in machine.nodes), *_loopback()]
+    """All of it: about twenty seconds, and some more for each GPU."""
+    return [*(_memory(node) for node in machine.nodes), *_loopback(), *_gpus(machine)]
 
 
 def _memory(node: NumaNode) -> Measured:
@@ -107,3 +110,43 @@ def _of_report(document: dict[str, Any]) -> Iterator[Measured]:
         stream = cell.get("tcp_stream", {}).get("bytes_per_s")
         if stream:
             yield Measured("loopback, a TCP stream", stream / 1e9, "as kvik bench has it beside kvik")
+
+
+def _gpus(machine: Machine) -> Iterator[Measured]:
+    """Copies between the host and each GPU, each way."""
+    gpus = [gpu for gpu in machine.gpus if machine.devices[gpu.address].vendor == NVIDIA]
+    if not gpus:
+        yield Measured("copies between host and GPU", None, "this machine has no NVIDIA GPU")
+    for gpu in gpus:
+        nics, why = _near(machine, gpu.address)
+        yield from gpu_copies(gpu.address, nics)
+        if nics is None:
+            yield Measured(f"kvik, host and GPU {gpu.address} while a NIC is busy", None, why)
+
+
+def _near(machine: Machine, gpu: str) -> tuple[str | None, str]:
+    """The NICs near a GPU, as the option `nics` names them; or why there are none."""
+    reasons = []
+    for kind in (EFA, VERBS):
+        try:
+            near = NearNics(machine, kind).of_gpu(gpu)
+            return f"{kind}:{','.join(near.devices)}" if near.devices else kind, ""
+        except NearUnknownError as error:
+            reasons.append(str(error))
+    return None, "; ".join(dict.fromkeys(reasons))
+
+
+def gpu_copies(gpu: str, nics: str | None) -> Iterator[Measured]:
+    """What `kvik.doctor.gpu_copies` says of a GPU, or why it says nothing."""
+    what = f"kvik, host and GPU {gpu}"
+    command = [sys.executable, "-m", "kvik.doctor.gpu_copies", gpu, *([nics] if nics else [])]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_GPU_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        yield Measured(what, None, f"nothing was copied: {error}")
+        return
+    if ended.returncode:
+        said = " ".join(ended.stderr.split())[-300:]
+        yield Measured(what, None, said or f"nothing was copied: status {ended.returncode}")
+        return
+    yield from (Measured(**one) for one in json.loads(ended.stdout))
