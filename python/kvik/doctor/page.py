@@ -1,5 +1,5 @@
-"""The machine as one HTML page without anything from outside: the PCIe tree drawn, findings, paths,
-unread."""
+"""The machine as one HTML page without anything from outside: the PCIe tree drawn, findings, paths, ports,
+libraries, what confines the process, unread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from html import escape
 
 from kvik.doctor.model import Finding, Machine
-from kvik.doctor.show import cost_text, label, tree_order
+from kvik.doctor.show import cost_text, label, port_text, process_rows, tree_order
 
 _ROW, _INDENT, _BOX = 34, 36, 26  # pixels
 _COLOURS = {"gpu": "#cde8cf", "nic": "#cfe0f5", "nvme": "#eee0f3", "bridge": "#f1f1f1"}
@@ -15,7 +15,8 @@ _CSS = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 70rem;
 margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .25rem .6rem .25rem 0;
-border-bottom: 1px solid #ddd; vertical-align: top; } code { font-size: 90%; }
+border-bottom: 1px solid #ddd; vertical-align: top; overflow-wrap: anywhere; }
+td:first-child { white-space: nowrap; } code { font-size: 90%; }
 svg text { font: 13px system-ui, sans-serif; }
 .tree { overflow-x: auto; } h2 { margin-top: 2rem; }
 """
@@ -49,6 +50,15 @@ def _parts(machine: Machine, found: list[Finding], title: str) -> Iterator[str]:
             for pair in machine.pairs
         ),
     )  # fmt: skip
+    yield "<h2>Ports and cables</h2>"
+    yield from _table(("device", "port"), ((net.name, port_text(net)) for net in machine.nets))
+    yield "<h2>This process</h2>"
+    yield from _table(("", ""), process_rows(machine))
+    yield "<h2>Libraries</h2>"
+    yield from _table(
+        ("library", "version", "of", "file"),
+        ((one.name, one.version or "not said", one.origin, one.path) for one in machine.libraries),
+    )
     yield "<h2>Not read</h2>"
     yield from _table(("fact", "reason"), ((missing.path, missing.reason) for missing in machine.unread))
     yield "</body></html>"

@@ -31,21 +31,7 @@ def machine_lines(machine: Machine) -> Iterator[str]:
     for node in machine.nodes:
         memory = f"{node.memory_bytes / 2**30:.0f} GiB" if node.memory_bytes else "memory not said"
         yield f"node {node.number}    processors {node.cpus or 'none'}, {memory}"
-    limits = machine.limits
-    lock = (
-        "not said"
-        if not limits.memlock_known
-        else "unlimited"
-        if limits.memlock is None
-        else f"{limits.memlock:,} bytes"
-    )
-    free = " (this process may lock more)" if limits.locks_freely and limits.memlock is not None else ""
-    yield f"limits    memlock {lock}{free}, huge pages {limits.huge_pages}"
-    yield f"group     {group_text(limits)}"
-    if machine.container:
-        lacks = f"; not there: {', '.join(machine.not_there)}" if machine.not_there else ""
-        yield f"container told by {', '.join(machine.container_marks)}{lacks}"
-    yield f"kernel    clock {limits.clock_source}, ptrace scope {limits.ptrace_scope}"
+    yield from (f"{what:<9} {said}" for what, said in process_rows(machine))
     for net in machine.nets:
         yield f"port      {net.name}: {port_text(net)}"
     for library in machine.libraries:
@@ -90,6 +76,25 @@ def port_text(net: NetDevice) -> str:
     return ", ".join(
         [*said, f"{cable.form} {cable.vendor} {cable.part}", f"{cable.technology}{length}", rate]
     )
+
+
+def process_rows(machine: Machine) -> Iterator[tuple[str, str]]:
+    """What confines this process."""
+    limits = machine.limits
+    lock = (
+        "not said"
+        if not limits.memlock_known
+        else "unlimited"
+        if limits.memlock is None
+        else f"{limits.memlock:,} bytes"
+    )
+    free = " (this process may lock more)" if limits.locks_freely and limits.memlock is not None else ""
+    yield "limits", f"memlock {lock}{free}, huge pages {limits.huge_pages}"
+    yield "group", group_text(limits)
+    if machine.container:
+        lacks = f"; not there: {', '.join(machine.not_there)}" if machine.not_there else ""
+        yield "container", f"told by {', '.join(machine.container_marks)}{lacks}"
+    yield "kernel", f"clock {limits.clock_source}, ptrace scope {limits.ptrace_scope}"
 
 
 def near_pairs(machine: Machine) -> list[Pair]:

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvik.doctor.cli import doctor
+from tests.python.doctor.machines import recorded
 from tests.python.doctor.small import CHIPSET_X4, CPU_X4, CPU_X16, desktop
 
 COMMAND = [sys.executable, "-m", "kvik.cli", "doctor", "--json"]
@@ -64,6 +65,21 @@ def test_comparison(moved: list[str]) -> None:
     assert "TP=2 PP=1 Llama-3.2-1B" in text
     assert run("--compare", moved[0], moved[2])[0] == 0
     assert "nothing has changed" in run("--compare", moved[2], moved[2])[1]
+
+
+def test_the_page_has_what_the_terminal_has(tmp_path: Path) -> None:
+    machine, page = (
+        write(tmp_path / "server.json", recorded("two-sockets-8x8", "verbs-twice")),
+        tmp_path / "x",
+    )
+    text = run("--tree", machine, "--page", str(page))[1]
+    html = page.read_text()
+    for said in (
+        "OSFP A maker OSFP-PART, passive copper 1.5 m, 400 Gbit/s", "nixl_cu13.libs/libibverbs-1de1263b",
+        "processors 0-127, all their time, memory unlimited", "library-twice", "mlx5_7 400 Gbit/s",
+    ):  # fmt: skip
+        assert said in text
+        assert said in html
 
 
 def test_a_page_and_a_recording_are_written(moved: list[str], tmp_path: Path) -> None:
