@@ -6,6 +6,12 @@ from kvik.doctor import Traffic, findings
 from kvik.doctor.comparing import compare
 from kvik.doctor.cost import change, predict
 from kvik.doctor.links import payload_share, pcie_gbs
+from tests.python.doctor.machines import STATES, recorded
+from tests.python.doctor.machines.desktops import BEFORE as BEFORE_MOVING
+from tests.python.doctor.machines.desktops import CHIPSETS
+from tests.python.doctor.machines.desktops import EXCHANGED as SWAPPED
+from tests.python.doctor.machines.desktops import MEASURED as TABLES
+from tests.python.doctor.machines.desktops import OCULINK as OCULINKED
 from tests.python.doctor.small import CHIPSET_X4, CPU_X4, CPU_X16, desktop, examined
 
 BEFORE = examined(desktop(gpu=CHIPSET_X4, nic=CPU_X16))
@@ -73,6 +79,29 @@ def test_moves_are_ranked_as_measured() -> None:
         assert better is not None
         assert worse is not None
         assert better > 0 > worse
+
+
+@pytest.mark.parametrize("chipset", CHIPSETS)
+def test_each_recorded_pc_is_predicted_in_the_articles_direction(chipset: str) -> None:
+    """In every column with TP above 1, for every model; and the exchange loses more than the other gains."""
+    states = {state: examined(recorded(f"desktop-{chipset.lower()}-{state}")) for state in STATES}
+    said: dict[str, dict[tuple[int, int], dict[str, float]]] = {}
+    for state in (OCULINKED, SWAPPED):
+        for row in predict(states[BEFORE_MOVING], states[state]):
+            said.setdefault(state, {}).setdefault((row.tp, row.pp), {})[row.model] = row.percent
+    for state, columns in TABLES.items():
+        for column, measured in columns.items():
+            for model, percent in said[state][column].items():
+                low, high = measured.get(model, measured["others"])
+                if column[0] == 1:
+                    assert abs(percent) <= 1, (state, column, model)
+                else:
+                    assert min(percent * low, percent * high) > 0, (state, column, model)
+    worst = {
+        state: min(min(models.values()) for models in columns.values()) for state, columns in said.items()
+    }
+    best = max(max(models.values()) for models in said[OCULINKED].values())
+    assert worst[SWAPPED] < -10 < 0 <= worst[OCULINKED] < best < 10
 
 
 def test_the_reason_of_each_move_is_found() -> None:
