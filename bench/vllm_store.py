@@ -1,7 +1,7 @@
 """A store under real vLLM: where a long prompt's KV comes from, and what a store costs that has nothing.
 
     python bench/vllm_store.py stages [--rounds 4] [--prompts 3] [--rate 1gbit] [--ranks 1] [--json FILE]
-    python bench/vllm_store.py cold [--pairs 9] [--requests 60] [--hidden 768] [--json FILE]
+    python bench/vllm_store.py cold [--starts 5] [--pairs 6] [--requests 16] [--hidden 768] [--json FILE]
 
 Real vLLM servers on CPU, with the environment of the tests.
 
@@ -12,14 +12,14 @@ tokens, or of blocks that were loaded, say something else, or when an answer's t
 prompt's first answer. A sample is a source's requests a second in a round, asked one after the other.
 Intervals are Student's t, 95 %.
 
-`cold`: fresh servers in pairs of random order, `none` without a connector, `store` with one that keeps
+`cold`: three fresh servers that are up together, `none` without a connector, `store` with one that keeps
 everything and finds nothing, and `again` without one once more, which shows what two equal arms differ by.
-Each answers the same prompts, four at a time, all of them new, with 64 to 192 tokens each, so that the four
-do not begin and end together. Throughput is tokens a second, prompt and
-answer; a step is the time between two tokens of an answer, as the client sees it. What a step costs a store
-is about the same with any model, so `--hidden` decides: with 768 a step of an answer takes about as long as
-one on a GPU; with 256, as the tests have it, a third of that, which no model in use does. CPU seconds are
-those of all processes of the arm, its store included.
+They answer the same prompts in turns of random order, each when all have come to rest: all prompts are new,
+four at a time, with answers of 64 to 192 tokens, so that the four do not begin and end together. Throughput
+is tokens a second, prompt and answer; a step is the time between two tokens of an answer, as the client sees
+it; CPU seconds are those of all processes of the arm, its store included. What a step costs a store is about
+the same with any model, so `--hidden` decides: with 768 a step of an answer takes about as long as one on a
+GPU. Intervals are over starts, of which each counts by the mean of its pairs.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ import math
 import os
 import random
 import secrets
+import statistics
 import sys
 import tempfile
 import time
@@ -46,7 +47,7 @@ from stage_table import Stages, interval
 from tests.python.store_rig import Served
 from tests.vllm.forked import ForkParent
 from tests.vllm.pairs import prompt_of, tree
-from vllm_engine import LIMIT, Engine, cpu_of, engine_spec
+from vllm_engine import LIMIT, Engine, cpu_of, engine_spec, rest
 
 from kvik.bench import facts
 from kvik.demo import client
@@ -200,96 +201,106 @@ def stages(given: argparse.Namespace, stack: ExitStack, folder: Path) -> dict[st
 
 
 @dataclass
-class Cold:
-    """What a start of an arm gave: the step is that at the 99th percentile, in seconds."""
+class Arm:
+    """A server, and the process of its store if it has one."""
 
-    tokens_per_second: float
-    step_p50_s: float
-    step_p99_s: float
-    cpu_s: float
-    answers: list[list[int]]
+    engine: Engine
+    others: Sequence[int]
 
+    def turn(self, prompts: Sequence[list[int]]) -> tuple[dict[str, float], list[list[int]]]:
+        """All prompts, some at once: figures and tokens. SystemExit for a block that was found."""
+        before = self.engine.counts()
+        rest([self.engine])
+        figures, answers = self._answers(prompts)
+        grown = self.engine.counts().since(before)
+        if grown != (sum(map(len, prompts)), 0, 0):
+            raise SystemExit(
+                f"{tuple(grown)} computed tokens, host and remote blocks\n{self.engine.server.tail()}"
+            )
+        return figures, answers
 
-def cold_run(engine: Engine, prompts: Sequence[list[int]], others: Sequence[int]) -> Cold:
-    """All prompts, some at once. `others`: processes that belong to the arm, besides the engine's."""
-    steps: list[float] = []
+    def _answers(self, prompts: Sequence[list[int]]) -> tuple[dict[str, float], list[list[int]]]:
+        steps: list[float] = []
 
-    def ask(prompt: list[int]) -> list[int]:
-        tokens = random.Random(repr(prompt)).randint(*COLD_TOKENS)  # noqa: S311 - as long in each arm
-        answer = client.complete(engine.server.url, prompt, tokens, timeout=LIMIT)
-        steps.extend(after - before for before, after in pairwise(answer.arrivals))
-        return answer.tokens
+        def ask(prompt: list[int]) -> list[int]:
+            tokens = random.Random(repr(prompt)).randint(*COLD_TOKENS)  # noqa: S311 - as long in each arm
+            answer = client.complete(self.engine.server.url, prompt, tokens, timeout=LIMIT)
+            steps.extend(after - before for before, after in pairwise(answer.arrivals))
+            return answer.tokens
 
-    pids = [*tree(engine.server.pid), *others]
-    cpu, began = sum(map(cpu_of, pids)), time.monotonic()
-    with ThreadPoolExecutor(COLD_AT_ONCE) as pool:
-        answers = list(pool.map(ask, prompts))
-    seconds, cpu = time.monotonic() - began, sum(map(cpu_of, pids)) - cpu
-    moved = sum(map(len, prompts)) + sum(map(len, answers))
-    steps.sort()
-    middle, last = (steps[len(steps) * share // 100] for share in (50, 99))
-    return Cold(moved / seconds, middle, last, cpu, answers)
+        pids = [*tree(self.engine.server.pid), *self.others]
+        cpu, began = sum(map(cpu_of, pids)), time.monotonic()
+        with ThreadPoolExecutor(COLD_AT_ONCE) as pool:
+            answers = list(pool.map(ask, prompts))
+        seconds, cpu = time.monotonic() - began, sum(map(cpu_of, pids)) - cpu
+        moved = sum(map(len, prompts)) + sum(map(len, answers))
+        steps.sort()
+        middle, last = (steps[len(steps) * share // 100] for share in (50, 99))
+        return dict(zip(COLD_FIGURES, (moved / seconds, middle, last, cpu), strict=True)), answers
 
 
 def cold(given: argparse.Namespace, stack: ExitStack, folder: Path) -> dict[str, object]:
-    """All pairs, and the ratios to `none`."""
+    """All starts, and the ratios to `none`."""
     model = ensure_checkpoint(hidden=given.hidden)
     parent = stack.enter_context(ForkParent(folder))
     fleet = stack.enter_context(Fleet())
-    cells: list[dict[str, dict[str, float]]] = []
-    for number in range(given.pairs):
-        prompts = [prompt_of(COLD_PROMPT, number * given.requests + one) for one in range(given.requests)]
-        arms = list(ARMS)
-        random.Random(f"{given.seed}/{number}").shuffle(arms)  # noqa: S311 - an order
-        found = {arm: cold_start(parent, model, fleet, folder, arm, prompts) for arm in arms}
-        if any(found[arm].answers != found["none"].answers for arm in ARMS):
-            raise SystemExit(f"pair {number + 1}: the arms' tokens differ")
-        figures = {arm: {name: getattr(one, name) for name in COLD_FIGURES} for arm, one in found.items()}
-        print(f"pair {number + 1}: {figures}", flush=True)
-        cells.append(figures)
-    return {"pairs": cells, "ratios": cold_table(cells)}
+    starts = [cold_start(given, parent, model, fleet, folder, number) for number in range(given.starts)]
+    return {"starts": starts, "ratios": cold_table(starts)}
 
 
 def cold_start(
-    parent: ForkParent, model: Path, fleet: Fleet, folder: Path, arm: str, prompts: Sequence[list[int]]
-) -> Cold:
-    """A fresh server of an arm, and a fresh store for it. SystemExit for a block that is found."""
+    given: argparse.Namespace, parent: ForkParent, model: Path, fleet: Fleet, folder: Path, number: int
+) -> list[dict[str, dict[str, float]]]:
+    """Three fresh servers and a store, and what each pair of turns gave."""
+    rng, cells = random.Random(f"{given.seed}/{number}"), []  # noqa: S311 - an order
     with ExitStack() as stack:
-        config, others = None, []
-        if arm == "store":
-            served = stack.enter_context(Served("--memory", "1GiB"))
-            config, others = {"address": served.address, "host_cache": "256MiB"}, [served.process.pid]
-        engine = Engine(parent, model, engine_spec(config), fleet, folder)
-        engine.begin()
-        stack.callback(engine.stop)
-        engine.wait_ready()
-        for warm in range(COLD_AT_ONCE):
-            client.complete(engine.server.url, prompt_of(COLD_PROMPT, -1 - warm), max(COLD_TOKENS))
-        before = engine.counts()
-        found = cold_run(engine, prompts, others)
-        grown = engine.counts().since(before)
-        if grown != (sum(map(len, prompts)), 0, 0):
-            raise SystemExit(
-                f"{arm}: {tuple(grown)} computed tokens, host and remote blocks\n{engine.server.tail()}"
-            )
-        saved = engine.saved()
-        wanted = (len(prompts) + COLD_AT_ONCE) * (COLD_PROMPT // BLOCK_TOKENS) if config else 0
-        if saved < wanted:
-            raise SystemExit(f"{arm}: {saved:.0f} blocks were saved, not {wanted}\n{engine.server.tail()}")
-        return found
+        served = stack.enter_context(Served("--memory", "1GiB"))
+        config = {"address": served.address, "host_cache": "256MiB"}
+        arms: dict[str, Arm] = {}
+        for arm in rng.sample(ARMS, len(ARMS)):
+            spec = engine_spec(config if arm == "store" else None, name=arm)
+            arms[arm] = Arm(Engine(parent, model, spec, fleet, folder), [])
+            arms[arm].engine.begin()
+            stack.callback(arms[arm].engine.stop)
+        arms["store"].others = [served.process.pid]
+        for arm in arms.values():
+            arm.engine.wait_ready()
+            arm.turn([prompt_of(COLD_PROMPT, -1 - warm) for warm in range(COLD_AT_ONCE)])
+        arms["store"].engine.wait_keeping()
+        for pair in range(given.pairs):
+            first = (number * given.pairs + pair) * given.requests
+            prompts = [prompt_of(COLD_PROMPT, seed) for seed in range(first, first + given.requests)]
+            kept = arms["store"].engine.saved()
+            found = {arm: arms[arm].turn(prompts) for arm in rng.sample(ARMS, len(ARMS))}
+            if any(found[arm][1] != found["none"][1] for arm in ARMS):
+                raise SystemExit(f"start {number + 1}, pair {pair + 1}: the arms' tokens differ")
+            kept, wanted = arms["store"].engine.saved() - kept, len(prompts) * (COLD_PROMPT // BLOCK_TOKENS)
+            if kept < wanted:
+                raise SystemExit(f"start {number + 1}: {kept:.0f} blocks were saved, not {wanted}")
+            cells.append({arm: figures for arm, (figures, _) in found.items()})
+        print(f"start {number + 1}: {_ratios([cells])}", flush=True)
+    return cells
 
 
-def cold_table(cells: Sequence[dict[str, dict[str, float]]]) -> dict[str, tuple[float, float, float]]:
-    """The ratios to `none`, pair by pair: geometric means with intervals."""
+def _ratios(starts: Sequence[Sequence[dict[str, dict[str, float]]]]) -> dict[str, list[float]]:
+    """Of each figure the ratio to `none`, a geometric mean of each start's pairs."""
+    return {
+        f"{arm}/none {what}": [
+            math.exp(statistics.fmean(math.log(cell[arm][what] / cell["none"][what]) for cell in cells))
+            for cells in starts
+        ]
+        for what in COLD_FIGURES
+        for arm in ARMS[1:]
+    }
+
+
+def cold_table(starts: Sequence[Sequence[dict[str, dict[str, float]]]]) -> dict[str, tuple[float, ...]]:
+    """The ratios to `none` over all starts: geometric means with intervals."""
     rows = {}
-    print("\n| | geometric mean | 95 % interval | pairs |\n|---|---|---|---|")
-    for what in COLD_FIGURES:
-        for arm in ARMS[1:]:
-            logs = [math.log(cell[arm][what] / cell["none"][what]) for cell in cells]
-            mean, low, high = map(math.exp, interval(logs))
-            rows[f"{arm}/none {what}"] = (mean, low, high)
-    for name, (mean, low, high) in rows.items():
-        print(f"| {name} | {mean:.3f} | {low:.3f} to {high:.3f} | {len(cells)} |")
+    print("\n| | geometric mean | 95 % interval | starts |\n|---|---|---|---|")
+    for name, ratios in _ratios(starts).items():
+        mean, low, high = rows[name] = tuple(map(math.exp, interval([*map(math.log, ratios)])))
+        print(f"| {name} | {mean:.3f} | {low:.3f} to {high:.3f} | {len(starts)} |")
     return rows
 
 
@@ -306,15 +317,16 @@ def main() -> None:
     one.add_argument("--ranks", type=int, default=1, help="tensor-parallel ranks")
     one.set_defaults(work=stages)
     other = which.add_parser("cold", help="what a store costs that has nothing")
-    other.add_argument("--pairs", type=int, default=9)
-    other.add_argument("--requests", type=int, default=60)
+    other.add_argument("--starts", type=int, default=5)
+    other.add_argument("--pairs", type=int, default=6, help="of turns, in each start")
+    other.add_argument("--requests", type=int, default=16, help="in a turn")
     other.add_argument("--hidden", type=int, default=768, help="hidden size of the model")
     other.add_argument("--seed", type=int, default=1)
     other.set_defaults(work=cold)
     for command in (one, other):
         command.add_argument("--json", type=Path)
     given = parser.parse_args()
-    if (given.rounds if given.which == "stages" else given.pairs) < 2:
+    if (given.rounds if given.which == "stages" else given.starts) < 2:
         parser.error("an interval takes two samples at least")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vllm-store-")))
