@@ -85,31 +85,35 @@ _PORTS = {0: "twisted pair", 3: "fibre", 5: "direct attach", 0xEF: "none"}
 
 
 class CableError(Exception):
-    """A module's memory that cannot be understood; the text says why."""
+    """What a driver or a module says that cannot be understood; the text says why."""
 
 
 def read_cables(reader: Reader, nets: Iterable[NetDevice]) -> tuple[NetDevice, ...]:
     """The devices with what their ports can, and with what is plugged in."""
-    return tuple(_read(reader, net) for net in nets)
+    found = []
+    for net in nets:
+        for name, understand in (("link", _with_link), ("module", _with_module)):
+            path = f"{ETHTOOL}/{net.name}/{name}"
+            said = reader.blob(path)
+            try:
+                net = net if said is None else understand(net, said)
+            except CableError as error:
+                reader.miss(path, str(error))
+        found.append(net)
+    return tuple(found)
 
 
-def _read(reader: Reader, net: NetDevice) -> NetDevice:
-    path = f"{ETHTOOL}/{net.name}"
-    said, memory = reader.blob(f"{path}/link"), reader.blob(f"{path}/module")
-    if said is not None:
-        settings = read_link(said)
-        if settings is None:
-            reader.miss(f"{path}/link", f"has {len(said)} bytes, which are no link settings")
-        else:
-            net = replace(
-                net, port=settings.port, able_mbits=settings.able_mbits, partner_mbits=settings.partner_mbits
-            )
-    if memory is not None:
-        try:
-            net = replace(net, cable=read_module(memory))
-        except CableError as error:
-            reader.miss(f"{path}/module", str(error))
-    return net
+def _with_link(net: NetDevice, said: bytes) -> NetDevice:
+    settings = read_link(said)
+    if settings is None:
+        raise CableError(f"has {len(said)} bytes, which are no link settings")
+    return replace(
+        net, port=settings.port, able_mbits=settings.able_mbits, partner_mbits=settings.partner_mbits
+    )
+
+
+def _with_module(net: NetDevice, memory: bytes) -> NetDevice:
+    return replace(net, cable=read_module(memory))
 
 
 @dataclass(frozen=True)

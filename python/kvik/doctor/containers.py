@@ -17,6 +17,13 @@ from kvik.doctor.reader import Reader
 
 GROUPS = "/sys/fs/cgroup"
 CONTROLLERS = ("cpu", "cpu,cpuacct", "memory")
+# By controller and whether it is of the old interface.
+_FILES = {
+    ("cpu", True): ("cpu.cfs_quota_us", "cpu.cfs_period_us"),
+    ("cpu", False): ("cpu.max",),
+    ("memory", True): ("memory.limit_in_bytes",),
+    ("memory", False): ("memory.max",),
+}
 _NO_LIMIT = 1 << 62  # The old interface writes it as the largest number of whole pages.
 # What the path of a control group, or a place on the host, has in it where a container's engine made it.
 ENGINES = re.compile(r"\b(docker|kubepods|kubelet|containerd|crio|libpod|podman|overlay-containers|lxc)\b")
@@ -30,16 +37,22 @@ def read_groups(reader: Reader, limits: Limits) -> Limits:
     status = reader.text("/proc/self/status") or ""
     allowed = re.search(r"^Cpus_allowed_list:\s*([0-9,-]{1,4096})$", status, re.MULTILINE)
     limits = replace(limits, cpus_allowed=allowed[1] if allowed else None)
-    for controller, read in (("cpu", _quota), ("memory", _memory)):
+    for controller, limit in (("cpu", _quota), ("memory", _memory)):
         old = controller in paths
         root = f"{GROUPS}/{controller}" if old else GROUPS
         path = paths.get(controller, paths.get(""))
         if path is None or not reader.names(root):
             continue  # That it is absent is noted.
-        least = min(
-            (limit for group in _above(path) if (limit := read(reader, root + group, old)) is not None),
-            default=None,
-        )
+        found = [
+            limit(
+                [
+                    reader.text(f"{root}{group}/{name}", optional=True) or ""
+                    for name in _FILES[controller, old]
+                ]
+            )
+            for group in _above(path)
+        ]
+        least = min((one for one in found if one is not None), default=None)
         if controller == "cpu":
             limits = replace(limits, cpu_quota_known=True, cpu_quota=least)
         else:
@@ -67,22 +80,18 @@ def _above(path: str) -> Iterator[str]:
     yield ""
 
 
-def _quota(reader: Reader, group: str, old: bool) -> float | None:
-    """Processors; None without a limit. A group without the controller has no such file, and no limit."""
-    if old:
-        quota = reader.whole(f"{group}/cpu.cfs_quota_us", optional=True)
-        period = reader.whole(f"{group}/cpu.cfs_period_us", optional=True)
-        return quota / period if quota and period and quota > 0 and period > 0 else None
-    said = (reader.text(f"{group}/cpu.max", optional=True) or "").split()
-    if len(said) != 2 or not all(re.fullmatch(r"[0-9]{1,18}", word) for word in said):
+def _quota(texts: list[str]) -> float | None:
+    """Processors, of `QUOTA PERIOD` in one file or two; None without a limit. A group without the controller
+    has no such file, and no limit."""
+    words = " ".join(texts).split()
+    if len(words) != 2 or not all(re.fullmatch(r"[0-9]{1,18}", word) for word in words):
         return None
-    return int(said[0]) / int(said[1]) if int(said[1]) else None
+    quota, period = map(int, words)
+    return quota / period if quota and period else None
 
 
-def _memory(reader: Reader, group: str, old: bool) -> float | None:
-    path = f"{group}/{'memory.limit_in_bytes' if old else 'memory.max'}"
-    said = reader.text(path, optional=True) or ""
-    limit = int(said) if re.fullmatch(r"[0-9]{1,19}", said) else _NO_LIMIT
+def _memory(texts: list[str]) -> float | None:
+    limit = int(texts[0]) if re.fullmatch(r"[0-9]{1,19}", texts[0]) else _NO_LIMIT
     return limit if limit < _NO_LIMIT else None
 
 

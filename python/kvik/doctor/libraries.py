@@ -43,7 +43,8 @@ def read_libraries(reader: Reader) -> tuple[Library, ...]:
     """Those in the usual folders and in the engine's packages, and what this process has mapped."""
     found: dict[str, Library] = {}
     for folder, origin in _FOLDERS.items():
-        found.update((library.path, library) for library in _in_folder(reader, folder, origin))
+        names = reader.names(folder, optional=True)
+        found.update((library.path, library) for library in _fullest(names, folder, origin))
     for site in reader.tree.sites():
         found.update((library.path, library) for library in _of_packages(reader, site))
     for line in (reader.text("/proc/self/maps") or "").splitlines():
@@ -56,10 +57,10 @@ def read_libraries(reader: Reader) -> tuple[Library, ...]:
     return tuple(_looked_into(reader, found[path]) for path in sorted(found))
 
 
-def _in_folder(reader: Reader, folder: str, origin: str) -> Iterator[Library]:
+def _fullest(names: list[str], folder: str, origin: str) -> Iterator[Library]:
     """Each library of a folder by its fullest names: `libfabric.so.1` is a link where `.so.1.27.0` is too."""
     by_name: dict[str, list[tuple[str, str]]] = {}
-    for file in reader.names(folder, optional=True):
+    for file in names:
         match = FILE.fullmatch(file)
         if match:
             by_name.setdefault(match[1], []).append((file, match[2] or ""))
@@ -86,28 +87,26 @@ def _of_packages(reader: Reader, site: str) -> Iterator[Library]:
     names = reader.names(site)
     wheels = [match[1] for match in map(NCCL_WHEEL.fullmatch, names) if match]
     for folder in package_folders(site, names):
-        for library in _in_folder(reader, folder, "engine"):
+        for library in _fullest(reader.names(folder, optional=True), folder, "engine"):
             # NVIDIA's wheel has `libnccl.so.2`, and its version in the wheel's own name.
             of_wheel = library.name == "libnccl" and len(wheels) == 1 and folder.startswith(f"{site}/nvidia/")
             yield replace(library, version=wheels[0]) if of_wheel else library
 
 
 def _looked_into(reader: Reader, library: Library) -> Library:
-    if library.name == "libfabric" or library.name.startswith("libnccl-net"):
-        versions = [int(found) for found in _INTERFACE.findall(_start(reader, library.path))]
+    fabric = library.name == "libfabric" or library.name.startswith("libnccl-net")
+    if not fabric and library.name != "libibverbs":
+        return library
+    # The first MiB, where the linker's tables and constants are.
+    text = reader.text(library.path) or ""
+    if fabric:
+        versions = [int(found) for found in _INTERFACE.findall(text)]
         return replace(library, interface=max(versions, default=None))
-    if library.name == "libibverbs":
-        folder = next(iter(_DRIVERS_OF.findall(_start(reader, library.path))), None)
-        if folder is not None:
-            there = map(DRIVER.fullmatch, reader.names(folder, optional=True))
-            drivers = tuple(match[1] for match in there if match)
-            return replace(library, driver_folder=folder, drivers=drivers)
-    return library
-
-
-def _start(reader: Reader, path: str) -> str:
-    """The text of a library's first MiB, where the linker's tables and constants are."""
-    return reader.text(path) or ""
+    folder = next(iter(_DRIVERS_OF.findall(text)), None)
+    if folder is None:
+        return library
+    there = map(DRIVER.fullmatch, reader.names(folder, optional=True))
+    return replace(library, driver_folder=folder, drivers=tuple(match[1] for match in there if match))
 
 
 def words(text: str) -> str:

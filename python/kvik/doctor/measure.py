@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from kvik.doctor.model import Machine, NumaNode
-from kvik.doctor.near import EFA, VERBS, NearNics, NearUnknownError
+from kvik.doctor.near import OfGpu, near_gpus
 from kvik.doctor.pci import NVIDIA
 
 _BUFFER = 64 << 20  # a thread and side: above the caches that a thread shares
@@ -42,7 +42,9 @@ class Measured:
 
 def measure(machine: Machine) -> list[Measured]:
     """All of it: about twenty seconds, and some more for each GPU."""
-    return [*(_memory(node) for node in machine.nodes), *_loopback(), *_gpus(machine)]
+    gpus = [gpu.address for gpu in machine.gpus if machine.devices[gpu.address].vendor == NVIDIA]
+    memory = (_memory(node) for node in machine.nodes)
+    return [*memory, *_loopback(), *_gpus(gpus, near_gpus(machine))]
 
 
 def _memory(node: NumaNode) -> Measured:
@@ -112,28 +114,20 @@ def _of_report(document: dict[str, Any]) -> Iterator[Measured]:
             yield Measured("loopback, a TCP stream", stream / 1e9, "as kvik bench has it beside kvik")
 
 
-def _gpus(machine: Machine) -> Iterator[Measured]:
-    """Copies between the host and each GPU, each way."""
-    gpus = [gpu for gpu in machine.gpus if machine.devices[gpu.address].vendor == NVIDIA]
+def _gpus(gpus: Sequence[str], near: Sequence[OfGpu]) -> Iterator[Measured]:
+    """Copies between the host and each GPU, each way; `near` has the NICs of each, kind by kind."""
     if not gpus:
         yield Measured("copies between host and GPU", None, "this machine has no NVIDIA GPU")
     for gpu in gpus:
-        nics, why = _near(machine, gpu.address)
-        yield from gpu_copies(gpu.address, nics)
-        if nics is None:
-            yield Measured(f"kvik, host and GPU {gpu.address} while a NIC is busy", None, why)
-
-
-def _near(machine: Machine, gpu: str) -> tuple[str | None, str]:
-    """The NICs near a GPU, as the option `nics` names them; or why there are none."""
-    reasons = []
-    for kind in (EFA, VERBS):
-        try:
-            near = NearNics(machine, kind).of_gpu(gpu)
-            return f"{kind}:{','.join(near.devices)}" if near.devices else kind, ""
-        except NearUnknownError as error:
-            reasons.append(str(error))
-    return None, "; ".join(dict.fromkeys(reasons))
+        kinds = [one for one in near if one.gpu == gpu]
+        found = next(((one.kind, one.near) for one in kinds if one.near is not None), None)
+        if found is not None:
+            kind, nics = found
+            yield from gpu_copies(gpu, f"{kind}:{','.join(nics.devices)}" if nics.devices else kind)
+            continue
+        yield from gpu_copies(gpu, None)
+        why = "; ".join(dict.fromkeys(one.unknown for one in kinds)) or "no RDMA NIC and no EFA is seen"
+        yield Measured(f"kvik, host and GPU {gpu} while a NIC is busy", None, why)
 
 
 def gpu_copies(gpu: str, nics: str | None) -> Iterator[Measured]:

@@ -53,7 +53,7 @@ def _parts(machine: Machine, found: list[Finding], title: str) -> Iterator[str]:
     yield "<h2>Ports and cables</h2>"
     yield from _table(("device", "port"), ((net.name, port_text(net)) for net in machine.nets))
     yield "<h2>This process</h2>"
-    yield from _table(("", ""), process_rows(machine))
+    yield from _table(("", ""), process_rows(machine.limits, machine.container_marks, machine.not_there))
     yield "<h2>Libraries</h2>"
     yield from _table(
         ("library", "version", "of", "file"),

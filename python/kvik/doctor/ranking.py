@@ -26,7 +26,7 @@ def findings(machine: Machine, traffic: Traffic | None = None) -> list[Finding]:
     found = [
         *pcie_findings(machine, traffic),
         *host_findings(machine, traffic),
-        *library_findings(machine),
+        *library_findings(machine.libraries, machine.nics),
         *container_findings(machine),
     ]
     matter = [finding for finding in found if wanted & set(finding.assumes.split(","))]

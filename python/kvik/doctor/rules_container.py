@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from kvik.doctor.model import Cost, Finding, Machine, processors
+from kvik.doctor.model import Cost, Finding, Limits, Machine, NetDevice, Nic, processors
 
 TCP_CPU_S = 0.46
 """CPU seconds a GiB of one side over `tcp`."""
@@ -19,13 +19,12 @@ STORE, PROCESS, ENGINE = 1 << 30, 100 << 20, 256 << 20
 
 def container_findings(machine: Machine) -> Iterator[Finding]:
     """All of this module."""
-    yield from _cpu(machine)
-    yield from _memory(machine)
-
-
-def _cpu(machine: Machine) -> Iterator[Finding]:
-    limits = machine.limits
     every = set().union(*(node.processors for node in machine.nodes))
+    yield from _cpu(machine.limits, every, _rate(machine.nics, machine.nets))
+    yield from _memory(machine.limits)
+
+
+def _cpu(limits: Limits, every: set[int], rate: tuple[float, float, str]) -> Iterator[Finding]:
     allowed = len(processors(limits.cpus_allowed)) if limits.cpus_allowed else None
     if limits.cpu_quota is not None:
         have, by = limits.cpu_quota, "its control groups give it"
@@ -33,7 +32,7 @@ def _cpu(machine: Machine) -> Iterator[Finding]:
         have, by = float(allowed), f"of {len(every)} processors it may use"
     else:
         return
-    gbs, cost, source = _rate(machine)
+    gbs, cost, source = rate
     need = max(gbs * 1e9 / 2**30 * cost, _LEAST)
     if have < need:
         yield Finding(
@@ -46,17 +45,16 @@ def _cpu(machine: Machine) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _rate(machine: Machine) -> tuple[float, float, str]:
+def _rate(nics: Iterable[Nic], nets: Iterable[NetDevice]) -> tuple[float, float, str]:
     """GB/s of the ports that kvik would use, and what each GiB costs: NICs where there are some."""
-    nics = [nic for nic in machine.nics if nic.address and nic.node]
-    gbs = sum(nic.rate_gbits for nic in nics) / 8
+    gbs = sum(nic.rate_gbits for nic in nics if nic.address and nic.node) / 8
     if gbs:
         return gbs, NIC_CPU_S, _NICS
-    return max((net.speed_mbits or 0 for net in machine.nets), default=0) / 8000, TCP_CPU_S, _TCP
+    return max((net.speed_mbits or 0 for net in nets), default=0) / 8000, TCP_CPU_S, _TCP
 
 
-def _memory(machine: Machine) -> Iterator[Finding]:
-    limit = machine.limits.memory_limit
+def _memory(limits: Limits) -> Iterator[Finding]:
+    limit = limits.memory_limit
     need = STORE + PROCESS + ENGINE
     if limit is not None and limit < need:
         yield Finding(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 from kvik.doctor.cost import Traffic, roce_share
-from kvik.doctor.model import Cost, Finding, Library, Machine, Nic, Port
+from kvik.doctor.model import Cost, Finding, Library, Machine, NetDevice, Nic, Port
 from kvik.doctor.pci import NVIDIA
 
 _HARD_ERRORS = (
@@ -36,7 +36,7 @@ def host_findings(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
                 yield from _port(nic, port)
     yield from _ports_down(machine.nics)
     yield from _rates(machine)
-    yield from _cables(machine)
+    yield from _cables(machine.nets, machine.nics)
     yield from _memory(machine)
     yield from _gpu_software(machine)
     if traffic.load:
@@ -162,11 +162,11 @@ def _rates(machine: Machine) -> Iterator[Finding]:
             )  # fmt: skip
 
 
-def _cables(machine: Machine) -> Iterator[Finding]:
+def _cables(nets: Iterable[NetDevice], nics: Iterable[Nic]) -> Iterator[Finding]:
     """A module or cable of a lower rate than its port's, which the link can then never have."""
-    nics = {nic.address: nic for nic in machine.nics if nic.address}
-    for net in machine.nets:
-        nic, cable = nics.get(net.address), net.cable
+    by_address = {nic.address: nic for nic in nics if nic.address}
+    for net in nets:
+        nic, cable = by_address.get(net.address), net.cable
         if nic is None or cable is None or cable.rate_gbits is None:
             continue
         port = max(net.able_mbits or 0, net.speed_mbits or 0) / 1000

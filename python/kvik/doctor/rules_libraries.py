@@ -3,9 +3,9 @@ old for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from kvik.doctor.model import Cost, Finding, Library, Machine
+from kvik.doctor.model import Cost, Finding, Library, Nic
 
 _TWO_FABRICS = (
     "kvcache-ai/Mooncake, pull request 2271: whichever copy is first has the devices, and NCCL goes over TCP "
@@ -20,15 +20,15 @@ _TOO_OLD = (
 )
 
 
-def library_findings(machine: Machine) -> Iterator[Finding]:
+def library_findings(libraries: Sequence[Library], nics: Iterable[Nic]) -> Iterator[Finding]:
     """All of this module; a machine whose only NICs are in software has no device that a copy could take."""
-    drivers = {nic.driver for nic in machine.nics if nic.address}
+    drivers = {nic.driver for nic in nics if nic.address}
     if not drivers:
         return
     if "efa" in drivers:
-        yield from _twice(machine.libraries, "libfabric", _TWO_FABRICS)
-    yield from _twice(machine.libraries, "libibverbs", _TWO_VERBS)
-    yield from _unmet(machine.libraries)
+        yield from _twice(libraries, "libfabric", _TWO_FABRICS)
+    yield from _twice(libraries, "libibverbs", _TWO_VERBS)
+    yield from _unmet(libraries)
 
 
 def of_host(libraries: Sequence[Library], name: str) -> Library | None:

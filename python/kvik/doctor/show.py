@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -31,7 +31,8 @@ def machine_lines(machine: Machine) -> Iterator[str]:
     for node in machine.nodes:
         memory = f"{node.memory_bytes / 2**30:.0f} GiB" if node.memory_bytes else "memory not said"
         yield f"node {node.number}    processors {node.cpus or 'none'}, {memory}"
-    yield from (f"{what:<9} {said}" for what, said in process_rows(machine))
+    rows = process_rows(machine.limits, machine.container_marks, machine.not_there)
+    yield from (f"{what:<9} {said}" for what, said in rows)
     for net in machine.nets:
         yield f"port      {net.name}: {port_text(net)}"
     for library in machine.libraries:
@@ -78,9 +79,10 @@ def port_text(net: NetDevice) -> str:
     )
 
 
-def process_rows(machine: Machine) -> Iterator[tuple[str, str]]:
+def process_rows(
+    limits: Limits, container_marks: Sequence[str], not_there: Sequence[str]
+) -> Iterator[tuple[str, str]]:
     """What confines this process."""
-    limits = machine.limits
     lock = (
         "not said"
         if not limits.memlock_known
@@ -91,9 +93,9 @@ def process_rows(machine: Machine) -> Iterator[tuple[str, str]]:
     free = " (this process may lock more)" if limits.locks_freely and limits.memlock is not None else ""
     yield "limits", f"memlock {lock}{free}, huge pages {limits.huge_pages}"
     yield "group", group_text(limits)
-    if machine.container:
-        lacks = f"; not there: {', '.join(machine.not_there)}" if machine.not_there else ""
-        yield "container", f"told by {', '.join(machine.container_marks)}{lacks}"
+    if container_marks:
+        lacks = f"; not there: {', '.join(not_there)}" if not_there else ""
+        yield "container", f"told by {', '.join(container_marks)}{lacks}"
     yield "kernel", f"clock {limits.clock_source}, ptrace scope {limits.ptrace_scope}"
 
 

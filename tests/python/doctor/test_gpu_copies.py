@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from kvik.doctor import measure
 from kvik.doctor.measure import Measured, gpu_copies
 from kvik.doctor.model import Machine
+from kvik.doctor.near import near_gpus
 from tests.python.doctor.machines import recorded
 from tests.python.doctor.machines.desktops import GIDS
 from tests.python.doctor.machines.recording import Device, bridge, record
@@ -152,22 +154,42 @@ def test_what_the_driver_refuses_is_said(fault: str, said: str) -> None:
 
 
 @pytest.mark.usefixtures("cuda")
-def test_a_machines_gpus_are_measured_with_the_nics_near_them() -> None:
-    found = list(measure._gpus(machine(nics=False)))
+def test_a_gpu_without_nics_is_measured_alone() -> None:
+    found = list(measure._gpus([GPU], near_gpus(machine(nics=False))))
     assert list(rates(found)) == [*WAYS, f"kvik, host and GPU {GPU} while a NIC is busy"]
-    assert found[-1].gbs is None
-    assert found[-1].note == "/sys/class/infiniband: absent"
-    assert measure._near(machine(), GPU) == ("verbs", "")
-    two = examined(recorded("two-sockets-8x8"))
-    assert measure._near(two, two.gpus[3].address) == ("verbs:mlx5_3", "")
-    instance = examined(recorded("p5en.48xlarge"))
-    kind, _, devices = (measure._near(instance, instance.gpus[0].address)[0] or "").partition(":")
-    assert (kind, len(devices.split(","))) == ("efa", 2)
+    assert (found[-1].gbs, found[-1].note) == (None, "no RDMA NIC and no EFA is seen")
+    nowhere = machine()
+    nowhere = replace(nowhere, nics=tuple(replace(nic, node=None) for nic in nowhere.nics))
+    last = list(measure._gpus([GPU], near_gpus(nowhere)))[-1]
+    assert (last.gbs, last.note) == (None, "no RDMA NIC has its device file in /dev/infiniband")
+
+
+@pytest.mark.parametrize(
+    ("name", "number", "nics"),
+    [
+        ("two-sockets-8x8", 3, "verbs:mlx5_3"),
+        ("p5en.48xlarge", 0, "efa:rdmap19s0,rdmap20s0"),
+        ("roce-pair-left", 0, "verbs"),
+    ],
+)
+def test_the_nics_near_a_gpu_are_kept_busy(
+    monkeypatch: pytest.MonkeyPatch, name: str, number: int, nics: str
+) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def note(gpu: str, named: str | None) -> Iterator[Measured]:
+        asked.append((gpu, named))
+        return iter(())
+
+    monkeypatch.setattr(measure, "gpu_copies", note)
+    of = examined(recorded(name))
+    gpu = of.gpus[number].address
+    assert list(measure._gpus([gpu], near_gpus(of))) == []
+    assert asked == [(gpu, nics)]
 
 
 def test_without_a_gpu_a_line_says_so() -> None:
-    none = replace(machine(), gpus=())
-    assert list(measure._gpus(none)) == [
+    assert list(measure._gpus([], [])) == [
         Measured("copies between host and GPU", None, "this machine has no NVIDIA GPU")
     ]
 
