@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 FIRST_BYTE_TOKEN = 3  # tokens 3..258 are the 256 bytes
@@ -43,18 +44,23 @@ def ensure_checkpoint(layers: int | None = None, hidden: int | None = None) -> P
     """The folder of the checkpoint; made in a child process (it imports torch) when it is not there yet.
     `layers`: another number of them. `hidden`: another hidden size, for more to compute and as much KV."""
     spec = _spec(layers, hidden)
-    key = hashlib.sha256(json.dumps([spec, SEED, CHAT_TEMPLATE], sort_keys=True).encode()).hexdigest()[:12]
+    sizes = [str(spec["num_hidden_layers"]), str(spec["hidden_size"])]
+    return made_once("tiny-llama", [spec, SEED, CHAT_TEMPLATE], __name__, *sizes)
+
+
+def made_once(name: str, content: object, module: str, *more: str) -> Path:
+    """The folder of a model: kept by its name and what it is made of, and where it is not there yet, made by
+    `python -m module FOLDER more...`."""
+    key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvik" / "models"
-    final = base / f"tiny-llama-{key}"
+    final = base / f"{name}-{key}"
     if final.is_dir():
         return final
     base.mkdir(parents=True, exist_ok=True)
     making = Path(tempfile.mkdtemp(prefix=".making-", dir=base))
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
-        sizes = [str(spec["num_hidden_layers"]), str(spec["hidden_size"])]
-        command = [sys.executable, "-m", __name__, str(making), *sizes]
-        subprocess.run(command, env=env, check=True, timeout=300)
+        subprocess.run([sys.executable, "-m", module, str(making), *more], env=env, check=True, timeout=300)
         making.chmod(0o755)
         try:
             making.rename(final)
@@ -81,19 +87,20 @@ def write_checkpoint(folder: Path, layers: int | None = None, hidden: int | None
         LlamaConfig(**_spec(layers, hidden), rope_parameters={"rope_type": "default", "rope_theta": 10000.0})
     )
     model.to(torch.float32).save_pretrained(folder)
-    _write_tokenizer(folder)
+    write_tokenizer(folder)
 
 
-def _write_tokenizer(folder: Path) -> None:
+def write_tokenizer(folder: Path, more: Sequence[str] = (), template: str = CHAT_TEMPLATE) -> None:
+    """Write a byte-level tokenizer. more: special tokens besides, whose ids come behind all others."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
     specials = ["<s>", "</s>", "<pad>"]
     symbols = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {symbol: number for number, symbol in enumerate([*specials, *symbols])}
+    vocabulary = {symbol: number for number, symbol in enumerate([*specials, *symbols, *more])}
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(specials)
+    tokenizer.add_special_tokens([*specials, *more])
     tokenizer.save(str(folder / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -101,7 +108,7 @@ def _write_tokenizer(folder: Path) -> None:
         "eos_token": specials[1],
         "pad_token": specials[2],
         "model_max_length": SPEC["max_position_embeddings"],
-        "chat_template": CHAT_TEMPLATE,
+        "chat_template": template,
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2))
 
