@@ -72,11 +72,11 @@ class Prefill:
 
     def begin(
         self, tokens: list[int], blocks: list[int], template: dict[str, Any], *, local: int = 0,
-        seed: str = SEED, request_id: str = "p-1",
+        seed: str = SEED, request_id: str = "p-1", **more: Any,
     ) -> None:  # fmt: skip
         """A request arrives, of which so many tokens are in the prefix cache."""
         params = {"do_remote_decode": True, "kvik": {"stream": {"seed": seed, "of": template}}}
-        arriving = request(request_id, tokens, params)
+        arriving = request(request_id, tokens, params, **more)
         self.side.scheduler.on_new_request(arriving)
         assert self.side.scheduler.get_num_new_matched_tokens(arriving, local) == (0, False)
         self.pool.touch([self.pool.blocks[block] for block in blocks])

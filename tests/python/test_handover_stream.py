@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import kvik
 from kvik.handover import streaming
+from kvik.handover.items import Items
 from kvik.handover.protocol import KvShape
 from tests.python.fake_engine import FakeNative
 from tests.python.handover_harness import Rank, Side, Status, StepResult, prompt, request, shape_of
@@ -390,6 +392,32 @@ def test_kv_from_elsewhere_is_not_granted_before_it_is_there(tmp_path: Path) -> 
         p.running["p-1"].computed = 16
         p.chunk(LENGTH)
         assert p.finish()["do_remote_prefill"]
+
+
+def test_what_is_not_certain_any_more_is_granted_no_further(tmp_path: Path) -> None:
+    """Another image of the same name has arrived, with which the rest of the prompt may be computed."""
+
+    def of(name: str) -> Any:
+        place = SimpleNamespace(offset=20, length=2)
+        return SimpleNamespace(identifier="same", modality="image", data=name.encode(), mm_position=place)
+
+    native, items = FakeNative(), Items(lambda feature: bytes(feature.data))
+    with servers(SHAPES["equal"], tmp_path, native) as (p, _):
+        template = template_of(p)
+
+        def granted() -> int:
+            return sum(len(engine.grants) for engine in native.engines.values())
+
+        before = granted()
+        p.side.scheduler._items = items
+        p.begin(prompt(LENGTH), blocks_of(p.side.shape, FREE), template, mm_features=[of("one")])
+        p.chunk(16)
+        assert granted() - before == parts_of(p) // 3
+        items.told(request("other", prompt(LENGTH), mm_features=[of("two")]))
+        p.chunk(LENGTH)
+        assert granted() - before == parts_of(p) // 3
+        assert p.finish() is None
+        all_back(p)
 
 
 @pytest.mark.parametrize(

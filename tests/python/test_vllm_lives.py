@@ -19,6 +19,7 @@ from tests.python.vllm_harness import (
     prompt,
     request,
 )
+from tests.python.vllm_images import image, pixels
 
 BLOCK = 4  # tokens a KV block in these tests
 
@@ -204,8 +205,7 @@ def other_lora(params: dict[str, Any]) -> Any:
 
 
 def other_image(params: dict[str, Any]) -> Any:
-    image = SimpleNamespace(identifier="i", mm_position=SimpleNamespace(offset=2, length=3))
-    return request("d-1", prompt(8), params, mm_features=[image])
+    return request("d-1", prompt(8), params, mm_features=[image(pixels(3), "i", offset=2)])
 
 
 def shorter_prompt(params: dict[str, Any]) -> Any:
@@ -248,6 +248,43 @@ def test_other_content_is_recomputed(
     assert d.step().received == {"d-2"}
     assert [d.values(block) for block in (7, 8)] == [{1}, {2}]
     assert p.step().sent == {"p-1"}
+
+
+def test_an_image_is_compared_by_its_data(pair: tuple[Server, Server]) -> None:
+    """Its name may be what a client has chosen; where one side has not got the data, nothing is loaded."""
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2], mm_features=[image(pixels(3), "same", offset=2)])
+    p.step()
+    for number, data in enumerate((pixels(4), None)):
+        other = request(f"d-{number}", prompt(8), params, mm_features=[image(data, "same", offset=2)])
+        assert admit(d, other, [5, 6]) == 0
+        d.step()
+        assert d.total("recomputed_digest_mismatch") == number + 1
+    same = request("d-3", prompt(8), params, mm_features=[image(pixels(3), "another", offset=2)])
+    assert admit(d, same, [7, 8]) == 8
+    assert d.step().received == {"d-3"}
+    assert p.step().sent == {"p-1"}
+
+
+def test_without_its_data_an_image_goes_by_its_name(pair: tuple[Server, Server]) -> None:
+    """Embeddings that a request leaves out, since KV comes from where they were: on both sides."""
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2], mm_features=[image(None, "same", offset=2)])
+    p.step()
+    for name, tokens in (("other", 0), ("same", 8)):
+        wanted = request(f"d-{name}", prompt(8), params, mm_features=[image(None, name, offset=2)])
+        assert admit(d, wanted, [5, 6]) == tokens
+    assert d.step().received == {"d-same"}
+
+
+def test_an_image_that_is_not_certain_is_not_handed_over(
+    pair: tuple[Server, Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM may have computed it with what it knew of the other one of the same name."""
+    p, _ = pair
+    offer(p, prompt(8), [1, 2], mm_features=[image(pixels(3), "same", offset=2)])
+    assert p.prefill("p-2", prompt(8), [3, 4], mm_features=[image(pixels(4), "same", offset=2)]) is None
+    assert "request p-2 is not handed over: image 'same' was not always the same here" in caplog.text
 
 
 def tickets_of(params: dict[str, Any], other: dict[str, Any]) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tests.python.store_rig import Served
 from tests.python.vllm_harness import Status
-from tests.python.vllm_store_harness import BLOCK, StoreServer, image, lora, make, running, weights
+from tests.python.vllm_images import Data, Pixels, image, pixels
+from tests.python.vllm_store_harness import BLOCK, StoreServer, lora, make, running, weights
 
 PROMPT = list(range(200, 200 + 4 * BLOCK + 1))
 WHOLE = 4 * BLOCK
@@ -130,28 +131,108 @@ def test_an_adapter_that_changes_under_a_running_server_is_not_kept(
         weights(path, b"two")
         for _ in range(2):
             assert server.serve(PROMPT, lora_request=lora(path)).hit == 0
-        assert "have changed since this server first used them" in caplog.text
+        assert "have changed since this server first used that name" in caplog.text
         weights(path, b"one")
         assert server.serve(PROMPT, lora_request=lora(path)).hit == 0
-        assert server.total("cache_requests_not_kept") == 3
-        assert server.serve(PROMPT, lora_request=lora(path, 2)).hit == WHOLE
+        longer = [*PROMPT, *range(900, 900 + BLOCK)]
+        assert server.serve(longer, lora_request=lora(path, 2)).hit == WHOLE  # of before
+        assert server.total("cache_requests_not_kept") == 4
+        assert server.serve(PROMPT, lora_request=lora(path, 3, "another")).hit == WHOLE
+
+
+def test_an_adapter_under_the_name_of_another_is_not_kept(
+    kvik_vllm: ModuleType, model: Path, tmp_path: Path
+) -> None:
+    """Releases whose prefix cache goes by the name have KV of the other one."""
+    one, two = (weights(tmp_path / name, name.encode()) for name in ("one", "two"))
+    with running(StoreServer(kvik_vllm, model, HOST).met()) as (server,):
+        server.serve(PROMPT, lora_request=lora(one))
+        longer = [*PROMPT, *range(900, 900 + BLOCK)]
+        for path, number, hit in ((two, 2, 0), (one, 3, WHOLE)):  # what was kept before is found
+            assert server.serve(longer, lora_request=lora(path, number)).hit == hit
+        assert server.total("cache_requests_not_kept") == 2
+        assert server.serve(longer, lora_request=lora(two, 4, "two")).hit == 0
+        assert server.serve(longer, lora_request=lora(one, 5, "one")).hit == WHOLE
 
 
 def test_an_image_is_told_by_its_data(
     kvik_vllm: ModuleType, model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The identifier may be what a client has chosen."""
-    data = {"pixels": [[1.0, 2.0], [3.0]], "grid": (1, 2)}
     with running(StoreServer(kvik_vllm, model, HOST).met()) as (server,):
-        server.serve(PROMPT, mm_features=[image(data, "same")])
-        assert server.serve(PROMPT, mm_features=[image(dict(data), "another")]).hit == WHOLE
-        other = {**data, "pixels": [[1.0, 2.0], [4.0]]}
-        assert server.serve(PROMPT, mm_features=[image(other, "same")]).hit == BLOCK  # before the image
-        assert server.serve(PROMPT, mm_features=[image(data, "same", offset=6)]).hit == BLOCK
+        server.serve(PROMPT, mm_features=[image(pixels(3), "same")])
+        assert server.serve(PROMPT, mm_features=[image(pixels(3), "another")]).hit == WHOLE
+        assert server.serve(PROMPT, mm_features=[image(pixels(4), "other")]).hit == BLOCK  # before the image
+        assert server.serve(PROMPT, mm_features=[image(pixels(3), "same", offset=6)]).hit == BLOCK
+        assert server.serve(PROMPT, mm_features=[image(pixels(3), "same")]).hit == WHOLE
+        assert server.total("cache_requests_not_kept") == 0
         for unknown in (None, {"pixels": object()}):
-            assert server.serve(PROMPT, mm_features=[image(unknown, "same")]).hit == 0
+            assert server.serve(PROMPT, mm_features=[image(unknown, "unknown")]).hit == 0
         assert "its data are not in vLLM's scheduler process" in caplog.text
         assert "data of type object" in caplog.text
+
+
+def test_what_only_says_where_an_image_is_is_no_image(
+    kvik_vllm: ModuleType, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A place in shared memory means another image on the next server; the size of one, many."""
+    places = Data(address=0, monotonic_id=0, signature=[7] * 32), Data(image_grid_thw=Pixels(2.0))
+    with running(StoreServer(kvik_vllm, model, HOST).met()) as (server,):
+        for place in places:
+            for _ in range(2):
+                assert server.serve(PROMPT, mm_features=[image(place, "same")]).hit == 0
+        assert server.total("cache_requests_not_kept") == 4
+        for names in ("address, monotonic_id, signature", "image_grid_thw"):
+            assert f"has only {names} of it" in caplog.text
+
+
+def test_one_name_of_two_images_is_not_kept(
+    kvik_vllm: ModuleType, model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vLLM may have computed either with what it knew of the other. What was kept before is found."""
+    with running(StoreServer(kvik_vllm, model, HOST).met()) as (server,):
+        server.serve(PROMPT, mm_features=[image(pixels(3), "same")])
+        server.serve(PROMPT, mm_features=[image(pixels(4), "same")])
+        longer = [*PROMPT, *range(900, 900 + BLOCK)]
+        assert server.serve(longer, mm_features=[image(pixels(3), "same")]).hit == WHOLE
+        assert "image 'same' was not always the same here" in caplog.text
+        assert server.total("cache_requests_not_kept") == 2
+        assert server.serve(PROMPT, mm_features=[image(pixels(4), "four")]).hit == BLOCK
+        assert server.serve(longer, mm_features=[image(pixels(3), "three")]).hit == WHOLE
+
+
+def test_how_a_server_prepares_images_is_part_of_the_name(
+    kvik_vllm: ModuleType, served: Served, model: Path
+) -> None:
+    """Models that normalise images themselves are given the same data, whatever that is set to."""
+    normal = {"mm_processor_kwargs": None, "mm_device_do_normalize": True}
+    others = {**normal, "mm_processor_kwargs": {"image_mean": [0.1]}}
+    for settings, hit in ((None, 0), (normal, 0), (others, 0), (normal, WHOLE)):
+        given = None if settings is None else SimpleNamespace(**settings)
+        with running(StoreServer(kvik_vllm, model, at(served), multimodal=given).met()) as (server,):
+            assert server.serve(PROMPT).hit == hit
+    (model / "preprocessor_config.json").write_text('{"image_mean": [0.1]}')
+    with running(StoreServer(kvik_vllm, model, at(served), multimodal=SimpleNamespace(**normal)).met()) as (
+        server,
+    ):
+        assert server.serve(PROMPT).hit == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"encoders": object()}, "--ec-transfer-config"),
+        ({"multimodal": SimpleNamespace(mm_encoder_attn_dtype="fp8")}, "--mm-encoder-attn-dtype"),
+    ],
+)
+def test_where_data_do_not_say_what_is_made_of_an_image(
+    kvik_vllm: ModuleType, model: Path, caplog: pytest.LogCaptureFixture, more: dict[str, Any], text: str
+) -> None:
+    with running(StoreServer(kvik_vllm, model, HOST, **more).met()) as (server,):
+        for _ in range(2):
+            assert server.serve(PROMPT, mm_features=[image(pixels(3), "same")]).hit == 0
+        assert text in caplog.text
+        assert server.total("cache_requests_not_kept") == 2
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -354,10 +355,13 @@ class Server:
         handshake: bool = True,
         policy: str = "recompute",
         kv_events: bool = False,
+        multimodal: Any = None,
+        encoders: Any = None,
     ) -> None:
         """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies.
         `kinds`: of several groups of layers, whose KV lies in the same tensors. Without `handshake` vLLM
         carries that of another connector, and gives it to this one. kv_events: vLLM publishes them.
+        multimodal, encoders: its settings of images, and of encoders on other servers.
         """
         sys.modules["kvik.handover.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
@@ -368,6 +372,7 @@ class Server:
             role, tp, extra, kv_heads or (sizes["heads"] or 1) * tp, pipeline_parallel_size=pp
         )
         config.model_config.model = model
+        config.model_config.multimodal_config, config.ec_transfer_config = multimodal, encoders
         config.kv_transfer_config.kv_load_failure_policy = policy
         config.kv_events_config = SimpleNamespace(enable_kv_cache_events=True) if kv_events else None
         make = kvik_vllm.KvikConnector
@@ -553,6 +558,10 @@ def admit(d: Server, wanted: Any, blocks: Blocks, local_tokens: int = 0) -> int:
     """Ask for a load and allocate; return the external tokens (0: vLLM computes)."""
     if wanted.request_id not in d.known:
         d.arrive(wanted)
+    until = time.monotonic() + 20.0
+    while d.scheduler.get_num_new_matched_tokens(wanted, local_tokens)[0] is None:  # an image is being read
+        assert time.monotonic() < until
+        time.sleep(0.001)
     external, is_async = d.scheduler.get_num_new_matched_tokens(wanted, local_tokens)
     assert (external, is_async) == d.scheduler.get_num_new_matched_tokens(
         wanted, local_tokens

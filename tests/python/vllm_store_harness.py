@@ -237,13 +237,3 @@ def running(*servers: StoreServer) -> Iterator[tuple[StoreServer, ...]]:
 def lora(path: Path, number: int = 1, name: str = "adapter") -> Any:
     """vLLM's LoRARequest."""
     return SimpleNamespace(lora_name=name, lora_int_id=number, lora_path=str(path), load_inplace=False)
-
-
-def image(data: Any, identifier: str, offset: int = 5) -> Any:
-    """vLLM's MultiModalFeatureSpec."""
-    return SimpleNamespace(
-        identifier=identifier,
-        modality="image",
-        data=data,
-        mm_position=SimpleNamespace(offset=offset, length=2),
-    )

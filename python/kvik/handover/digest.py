@@ -3,8 +3,8 @@
 kvik chains one link a KV block of the prefill side: its root covers the namespace and the extra keys, and
 each link covers the one before it and the tokens of its block, the last of which may be partial. So two sides
 that agree on a link agree on everything before it, and a prompt that begins with a shorter prefill's tokens
-can be checked too. An image enters the chain in the block where it begins: a prefix that ends before it does
-not depend on it.
+can be checked too. An image enters the chain in the block where it begins, by its bytes (`items.py`): a
+prefix that ends before it does not depend on it.
 
 A grant is bound to such a chain and to a *part*: which part of the model's KV a rank's pages are, and how
 their bytes lie. Each reader computes both from its own request and states them; the owner compares.
@@ -74,18 +74,24 @@ def part_bytes(model: KvShape, division: KvShape, rank: int, layers: tuple[int, 
 
 
 def request_chain(
-    native: Native, namespace: bytes, request: Any, num_tokens: int, block_tokens: int
+    native: Native,
+    namespace: bytes,
+    request: Any,
+    num_tokens: int,
+    block_tokens: int,
+    told: Sequence[str] | None = None,
 ) -> bytes:
     """The chain over the first `num_tokens` prompt tokens of a request, with LoRA, cache salt and images.
 
-    `request` has the attributes of vLLM's; `block_tokens` are the prefill side's, which both sides use.
+    `request` has the attributes of vLLM's; `block_tokens` are the prefill side's, which both sides use;
+    `told` stands for its images, in their order (left out: their names).
     Raises `RefusedError` for a request without token ids (prompt embeddings): nothing names its content.
     """
     tokens: Sequence[int] | None = request.prompt_token_ids
     if tokens is None or getattr(request, "prompt_embeds", None) is not None:
         raise RefusedError("prompt_embeds", "the prompt is given as embeddings, which have no content digest")
     ids = np.asarray(tokens[:num_tokens], dtype=np.uint32)
-    items = images(request, num_tokens)
+    items = images(request, num_tokens, told)
     return native.content_chain(namespace, extra_keys(request), ids, block_tokens, items)
 
 
@@ -95,13 +101,13 @@ def extra_keys(request: Any) -> bytes:
     return canonical({"lora": lora.lora_name if lora else None, "salt": getattr(request, "cache_salt", None)})
 
 
-def images(request: Any, num_tokens: int) -> list[tuple[int, bytes]]:
+def images(request: Any, num_tokens: int, told: Sequence[str] | None = None) -> list[tuple[int, bytes]]:
     """The images (or other items) that begin within `num_tokens`: where, and which one."""
+    features = getattr(request, "mm_features", None) or ()
     return [
-        (
-            int(feature.mm_position.offset),
-            canonical([str(feature.identifier), int(feature.mm_position.length)]),
+        (int(feature.mm_position.offset), canonical([which, int(feature.mm_position.length)]))
+        for feature, which in zip(
+            features, told or [str(feature.identifier) for feature in features], strict=True
         )
-        for feature in getattr(request, "mm_features", None) or ()
         if feature.mm_position.offset < num_tokens
     ]

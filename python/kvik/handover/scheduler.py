@@ -42,6 +42,7 @@ from typing import Any
 
 from kvik.handover import digest, protocol, streaming
 from kvik.handover.holding import HeldBlocks
+from kvik.handover.items import Items, by_name
 from kvik.handover.mapping import RankMap, map_ranks
 from kvik.handover.native import Native
 from kvik.handover.protocol import (
@@ -90,13 +91,20 @@ class SchedulerSide:
     hooks, which other engines' adapters call at the same points of a request's life."""
 
     def __init__(
-        self, native: Native, identity: Identity, expiry_s: float, held: HeldBlocks, report: ReportFile
+        self,
+        native: Native,
+        identity: Identity,
+        expiry_s: float,
+        held: HeldBlocks,
+        report: ReportFile,
+        items: Items | None = None,
     ) -> None:
         self._native = native
         self._identity = identity
         self.held = held
         self._expiry_s = expiry_s
         self._report = report
+        self._items = items or Items(by_name)  # of all requests that have arrived
         self._sendings: Sendings | None = None
         self._ranks: dict[int, RankHello] = {}
         self._shapes: tuple[KvShape, ...] = ()
@@ -147,12 +155,14 @@ class SchedulerSide:
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many prompt tokens beyond the local hit a load would bring; (0, False): compute them. None: ask
-        again, as many streams as may be are on their way."""
+        again, an image is being read, or as many streams as may be are on their way."""
         if self._sendings is not None:
             self._sendings.found(request.request_id, num_computed_tokens)
         pull = self._pull_of(request)
         if pull is None or pull.handover is None or pull.phase is not Phase.OFFERED:
             return 0, False
+        if pull.ranks is None and not self._items.are_read(request):
+            return None, False
         if self._verify(request, pull, pull.handover) is None:
             return 0, False
         offered = pull.handover.num_tokens
@@ -331,6 +341,7 @@ class SchedulerSide:
             return False, None
         try:
             chains = self._chains(request, num_tokens, self._own_shapes())
+            self._items.check(request)
         except RefusedError as refused:
             logger.warning("kvik: request %s is not handed over: %s", request.request_id, refused)
             return False, None
@@ -358,6 +369,7 @@ class SchedulerSide:
             self._sendings.begin(
                 request,
                 lambda: self._chains(request, request.num_prompt_tokens, self._own_shapes())[0],
+                lambda: self._items.check(request),
             )
         except RefusedError as refused:
             self.counters[f"not_streamed_{refused.code}"] += 1
@@ -365,8 +377,9 @@ class SchedulerSide:
 
     def _chains(self, request: Any, num_tokens: int, shapes: Sequence[KvShape]) -> list[bytes]:
         """The content of so many tokens by group: a link of it is one KV block of these shapes."""
+        told = self._items.told(request)
         made = {
-            tokens: digest.request_chain(self._native, self._namespace, request, num_tokens, tokens)
+            tokens: digest.request_chain(self._native, self._namespace, request, num_tokens, tokens, told)
             for tokens in {shape.block_tokens for shape in shapes}
         }
         return [made[shape.block_tokens] for shape in shapes]

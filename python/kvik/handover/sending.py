@@ -48,13 +48,15 @@ class Steps(Protocol):
 
 @dataclass
 class Sending:
-    """One request's handover in parts. `local`: how many of its tokens were in the engine's own cache when it
-    was last asked; more, at its start, came from elsewhere, and may turn out not to have come."""
+    """One request's handover in parts. `check` raises RefusedError where its KV is not certain to be of
+    `chain` (any more). `local`: how many of its tokens were in the engine's own cache when it was last asked;
+    more, at its start, came from elsewhere, and may turn out not to have come."""
 
     request_id: str
     seed: bytes
     chain: bytes
     num_tokens: int
+    check: Callable[[], None]
     local: int = 0
     blocks: list[int] = field(default_factory=list)
     planned: int = 0
@@ -94,9 +96,9 @@ class Sendings:
         """What `kvik` of an answer's parameters says of streams."""
         return {"version": PROTOCOL_VERSION, "stream": self._template}
 
-    def begin(self, request: Any, chain: Callable[[], bytes]) -> None:
-        """A request has arrived; `chain` makes the content of its prompt. `RefusedError` says why one that is
-        to be handed over in parts is not."""
+    def begin(self, request: Any, chain: Callable[[], bytes], check: Callable[[], None]) -> None:
+        """A request has arrived; `chain` makes the content of its prompt, `check` as of `Sending`.
+        `RefusedError` says why one that is to be handed over in parts is not."""
         params = request.kv_transfer_params
         asked = streaming.asked(params) if params and params.get("do_remote_decode") else None
         if asked is None or asked.seed is None:
@@ -106,7 +108,7 @@ class Sendings:
         if not self._held.can_take:
             raise RefusedError("stream_pool", "this serving engine shows no pool of KV blocks")
         request_id, num_tokens = request.request_id, request.num_prompt_tokens
-        self._open[request_id] = Sending(request_id, asked.seed, chain(), num_tokens)
+        self._open[request_id] = Sending(request_id, asked.seed, chain(), num_tokens, check)
 
     def found(self, request_id: str, local: int) -> None:
         """The engine has so many of a request's tokens in its own cache, and asks for more."""
@@ -133,6 +135,11 @@ class Sendings:
         made = []
         for number, (first, end) in list(enumerate(segments))[sending.planned :]:
             if end > computed:
+                break
+            try:
+                sending.check()
+            except RefusedError as refused:
+                sending.broken = str(refused)
                 break
             begin, until = first // tokens, -(-end // tokens)
             if len(sending.blocks) < until:

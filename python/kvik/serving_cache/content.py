@@ -1,4 +1,4 @@
-"""Digests of what KV depends on besides tokens: the bytes of weights, of adapters, of images.
+"""Digests of what KV depends on besides tokens: the bytes of weights, of adapters. (Of images: `Items`.)
 
 A name can come to mean something else, so none is trusted. Reading gigabytes takes seconds, in which the
 scheduler must not stand still: digests are made on a thread of their own, and until one is there nothing that
@@ -16,20 +16,21 @@ import threading
 from collections.abc import Callable, Hashable
 from pathlib import Path
 
+from kvik.handover.items import NoContentError
+
 logger = logging.getLogger("kvik.serving_cache")
 
 # What weights, and the shape of a model or an adapter, are read from; a tokenizer, or a README, changes no
-# KV.
+# KV. How images are normalised does, where the model does it and not who prepares its input.
 SUFFIXES = frozenset({".safetensors", ".bin", ".pt", ".pth", ".gguf", ".npz"})
-NAMES = frozenset({"config.json", "adapter_config.json", "quantize_config.json", "hf_quant_config.json"})
+NAMES = frozenset({
+    "config.json", "adapter_config.json", "quantize_config.json", "hf_quant_config.json",
+    "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json",
+})  # fmt: skip
 MOST_FILES = 4096
 MOST_WAITING = 1024
 
 Signature = tuple[tuple[str, int, int, int, int], ...]
-
-
-class NoContentError(Exception):
-    """There is no content to tell something by; the text says what is missing."""
 
 
 class Digests:

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from kvik.handover import digest
+from kvik.handover.items import Items, NoContentError
 from kvik.handover.mapping import heads_of
 from kvik.handover.native import Native
 from kvik.handover.protocol import KvShape
-from kvik.serving_cache.content import Digests, NoContentError, Signature, files_digest, signature
-from kvik.serving_cache.plan import LINK_BYTES
+from kvik.serving_cache.content import Digests, Signature, files_digest, signature
 from kvik.store.names import Namespace
 
 SCHEMA = 1
@@ -36,37 +36,32 @@ _WEIGHTS = "weights"
 class ModelContent:
     """What a serving engine's KV depends on besides tokens. identity: names and types, as of a handover;
     weights: makes 32 bytes that stand for the weights, or raises NoContentError; kv_dtype, quantisation: for
-    people, of `kvik.Namespace`; image: makes what stands for one image of a request, or raises it too."""
+    people, of `kvik.Namespace`."""
 
     identity: Mapping[str, str]
     weights: Callable[[], bytes]
     quantisation: str
-    image: Callable[[Any], bytes]
-
-
-@dataclass(frozen=True)
-class _Extra:
-    """What a request's KV depends on besides its tokens: all of it on `keys`, from a position on on an
-    item."""
-
-    keys: bytes
-    items: list[tuple[int, bytes]]
 
 
 class Naming:
-    """Links of requests, and namespaces of ranks. `digests` makes what takes long."""
+    """Links of requests, and namespaces of ranks. `items` are those of all requests that have arrived;
+    `digests` makes what takes long."""
 
-    def __init__(self, native: Native, model: ModelContent, digests: Digests | None = None) -> None:
+    def __init__(
+        self, native: Native, model: ModelContent, items: Items, digests: Digests | None = None
+    ) -> None:
         self._native = native
         self._model = model
         self._digests = digests or Digests()
         self._adapters: dict[int, tuple[str, Signature]] = {}
         self._adapter_digests: dict[tuple[str, Signature], bytes] = {}
+        self._adapter_names: dict[str, bytes] = {}  # empty: what it stands for is not known (any more)
         self._apart = ""
         self._namespace: bytes | None = None
         self._weights: bytes | None = None
         self._shape: KvShape | None = None
-        self._extras: dict[str, _Extra] = {}
+        self._items = items
+        self._keys: dict[str, bytes] = {}
 
     def set_shape(self, shape: KvShape) -> None:
         """How the model's KV lies on this server."""
@@ -118,58 +113,65 @@ class Naming:
             layout=f"{shape.kind} {shape.order} content {shape.content} bytes {shape.block_bytes}",
         )
 
-    def links(self, request: Any, num_tokens: int) -> bytes | None:
+    def links(self, request: Any, num_tokens: int, computed: bool = False) -> bytes | None:
         """Of the whole blocks of a request's first tokens, its answer among them; None while what it depends
-        on is not known. Raises NoContentError where nothing can stand for it."""
+        on is not known. `computed`: of KV that this server has, which must be of that content and not of
+        another of the same name. Raises NoContentError where nothing can stand for it."""
         namespace, shape = self.namespace(), self._shape
         if namespace is None or shape is None:
             return None
-        extra = self._extra(request)
-        if extra is None:
+        keys, items = self._key(request), self._placed(request)
+        if keys is None or items is None or (computed and not self._certain(request)):
             return None
         whole = num_tokens // shape.block_tokens * shape.block_tokens
         if whole <= 0:
             return b""
         tokens = np.asarray(request.all_token_ids[:whole], dtype=np.uint32)
-        items = [(at, item) for at, item in extra.items if at < whole]
-        return self._native.content_chain(namespace, extra.keys, tokens, shape.block_tokens, items)
+        within = [(at, item) for at, item in items if at < whole]
+        return self._native.content_chain(namespace, keys, tokens, shape.block_tokens, within)
 
     def forget(self, request: Any) -> None:
         """A request has ended."""
-        self._extras.pop(request.request_id, None)
-        for kind in ("lora", "images"):
-            self._digests.forget((kind, request.request_id))
+        self._keys.pop(request.request_id, None)
+        self._digests.forget(("lora", request.request_id))
 
-    def _extra(self, request: Any) -> _Extra | None:
-        """Found out once, when it is first asked for."""
-        if request.request_id not in self._extras:
-            made = self._extra_of(request)
+    def _certain(self, request: Any) -> bool:
+        """Whether KV that this server has computed is of that content, as of `Items.certain`: engines' own
+        caches go by the names of adapters and images."""
+        lora = getattr(request, "lora_request", None)
+        if lora and self._adapter_names.get(str(lora.lora_name)) == b"":
+            raise self._no_adapter(str(lora.lora_name))
+        return self._items.certain(request)
+
+    def _placed(self, request: Any) -> list[tuple[int, bytes]] | None:
+        """What KV depends on from a position of its tokens on: the images, by bytes and length."""
+        contents = self._items.contents(request)
+        if not contents:
+            return None if contents is None else []
+        return [
+            (int(feature.mm_position.offset), content + int(feature.mm_position.length).to_bytes(8, "little"))
+            for feature, content in zip(request.mm_features, contents, strict=True)
+        ]
+
+    def _key(self, request: Any) -> bytes | None:
+        """What all of a request's KV depends on besides tokens, found out when it is first asked for."""
+        if request.request_id not in self._keys:
+            made = self._key_of(request)
             if made is None:
                 return None
-            self._extras[request.request_id] = made
-        return self._extras[request.request_id]
+            self._keys[request.request_id] = made
+        return self._keys[request.request_id]
 
-    def _extra_of(self, request: Any) -> _Extra | None:
+    def _key_of(self, request: Any) -> bytes | None:
         if request.prompt_token_ids is None or getattr(request, "prompt_embeds", None) is not None:
             raise NoContentError("prompt embeddings: a prompt without token ids has nothing to be found by")
         if getattr(request, "resumable", False):
             raise NoContentError("streamed input: its tokens may be taken back")
         lora = getattr(request, "lora_request", None)
         adapter = self._later("lora", request, lambda: self._adapter(lora)) if lora else b""
-        features = list(getattr(request, "mm_features", None) or ())
-        images = self._later("images", request, lambda: self._images(features)) if features else b""
-        if adapter is None or images is None:
+        if adapter is None:
             return None
-        keys = {"lora": adapter.hex(), "salt": getattr(request, "cache_salt", None)}
-        items = [
-            (
-                int(feature.mm_position.offset),
-                images[place * LINK_BYTES :][:LINK_BYTES]
-                + int(feature.mm_position.length).to_bytes(8, "little"),
-            )
-            for place, feature in enumerate(features)
-        ]
-        return _Extra(digest.canonical(keys), items)
+        return digest.canonical({"lora": adapter.hex(), "salt": getattr(request, "cache_salt", None)})
 
     def _later(self, kind: str, request: Any, make: Callable[[], bytes]) -> bytes | None:
         key: Hashable = (kind, request.request_id)
@@ -179,24 +181,30 @@ class Naming:
 
     def _adapter(self, lora: Any) -> bytes:
         """An adapter's bytes. What the engine has loaded is what lay there when it was first used: files that
-        change later may or may not have been loaded since, so nothing of it is kept any more."""
+        change later may or may not have been loaded since, so nothing of it is kept any more. What was called
+        by one name is remembered for `_certain`."""
         number, path, name = int(lora.lora_int_id), str(lora.lora_path), str(lora.lora_name)
         if getattr(lora, "load_inplace", False):
+            self._adapter_names[name] = b""
             raise NoContentError(f"adapter {name!r} is loaded in place of another: its bytes are not known")
         told = signature(path)
         if number not in self._adapters and len(self._adapters) >= MOST_ADAPTERS:
             raise NoContentError(f"adapter {name!r}: more than {MOST_ADAPTERS} adapters were used")
         if self._adapters.setdefault(number, (path, told)) != (path, told):
-            raise NoContentError(
-                f"adapter {name!r}: the files of {path} have changed since this server first used them; load "
-                "it anew under another name, or restart the server"
-            )
+            self._adapter_names[name] = b""
+            raise self._no_adapter(name)
         # By the files and not by the number: of the same files it is made once.
         if (path, told) not in self._adapter_digests:
             while len(self._adapter_digests) >= MOST_DIGESTS:
                 self._adapter_digests.pop(next(iter(self._adapter_digests)))
             self._adapter_digests[path, told] = files_digest(path)
-        return self._adapter_digests[path, told]
+        made = self._adapter_digests[path, told]
+        if self._adapter_names.setdefault(name, made) != made:
+            self._adapter_names[name] = b""
+        return made
 
-    def _images(self, features: list[Any]) -> bytes:
-        return b"".join(hashlib.sha256(self._model.image(feature)).digest() for feature in features)
+    def _no_adapter(self, name: str) -> NoContentError:
+        return NoContentError(
+            f"adapter {name!r}: its files have changed since this server first used that name; load it anew "
+            "under another name, or restart the server"
+        )

@@ -29,10 +29,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvik.handover.holding import HeldBlocks
+from kvik.handover.items import NoContentError
 from kvik.handover.protocol import KvShape
 from kvik.handover.sending import Scheduled
 from kvik.serving_cache.config import CacheConfig
-from kvik.serving_cache.content import NoContentError
 from kvik.serving_cache.ledger import Event, Ledger
 from kvik.serving_cache.naming import Naming
 from kvik.serving_cache.plan import LINK_BYTES, Answer, CacheLoad, CachePlan, Kept, Lookup, Save
@@ -299,10 +299,10 @@ class CacheSide:
         self._asked.pop(wanted.number, None)
         self._unnamed.pop(wanted.request.request_id, None)
 
-    def _links(self, wanted: Wanted, num_tokens: int) -> bytes | None:
+    def _links(self, wanted: Wanted, num_tokens: int, computed: bool = False) -> bytes | None:
         """As `Naming.links`; nothing of a request whose content cannot be had, which is counted and said."""
         try:
-            return b"" if wanted.outdated else self._naming.links(wanted.request, num_tokens)
+            return b"" if wanted.outdated else self._naming.links(wanted.request, num_tokens, computed)
         except NoContentError as error:
             wanted.outdated = True
             self.counters["cache_requests_not_kept"] += 1
@@ -345,7 +345,7 @@ class CacheSide:
     def _save(self, wanted: Wanted, block_ids: Sequence[int], num_tokens: int) -> int:
         """Queue the whole blocks of so many tokens, where some are new, and hold them. Gives how many new
         ones there is no room for."""
-        links = self._links(wanted, num_tokens)
+        links = self._links(wanted, num_tokens, computed=True)
         count = min(len(links or b"") // LINK_BYTES, len(block_ids))
         if not links or count <= wanted.saved:
             return 0

@@ -145,11 +145,13 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 streams=not getattr(parallel, "enable_dbo", False),
             )
             held = HeldBlocks(config.park_after, identity.ranks)
-            self._scheduler = SchedulerSide(module, identity, config.expiry, held, report)
+            self._items = content.items_of(vllm_config)
+            self._scheduler = SchedulerSide(module, identity, config.expiry, held, report, self._items)
             if self._cache_config.wanted:
                 model = content.model_content(vllm_config, identity.model, self._cache_config)
                 ledger = None if self._events is None else Ledger(ranks, self._events.names)
-                self._cache = CacheSide(Naming(module, model), self._cache_config, ranks, held, ledger=ledger)
+                naming = Naming(module, model, self._items)
+                self._cache = CacheSide(naming, self._cache_config, ranks, held, ledger=ledger)
         else:
             place = _place(parallel)
             if place.rank == 0:  # one warning a server
@@ -172,7 +174,9 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def on_new_request(self, request: Any) -> None:
         """A request has arrived."""
-        self._on_scheduler().on_new_request(request)
+        side = self._on_scheduler()
+        self._items.arrived(request)
+        side.on_new_request(request)
         if self._cache is not None:
             self._cache.on_new_request(request)
 
@@ -258,7 +262,9 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         side = self._on_scheduler()
         if self._cache is not None:
             self._cache.request_finished(request, block_ids[0])
-        return side.request_finished(request, block_ids)
+        ended = side.request_finished(request, block_ids)
+        self._items.forget(request)
+        return ended
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         """The ranks' hellos, by tensor-parallel rank."""

@@ -1,4 +1,4 @@
-"""What vLLM's KV depends on besides tokens, by its bytes, for what is kept in a store.
+"""What vLLM's KV depends on besides tokens, by its bytes, for what is kept in a store or handed over.
 
 vLLM calls models and adapters by names, and images by what a client may choose (`uuid`), so that two contents
 can have one name. Here are the bytes instead. What vLLM's configuration says that no bytes stand for is
@@ -9,16 +9,28 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvik.handover import digest
+from kvik.handover.items import Items, NoContentError
 from kvik.serving_cache.config import CacheConfig
-from kvik.serving_cache.content import NoContentError, files_digest
+from kvik.serving_cache.content import files_digest
 from kvik.serving_cache.naming import ModelContent
 
 # Speculation that has no weights, and so no KV, of its own.
 DRAFTS_WITHOUT_KV = frozenset({"ngram", "ngram_gpu", "suffix"})
+# Of a multimodal model: what of its server's settings changes KV, beside the data of an item.
+ITEM_SETTINGS = (
+    "mm_processor_kwargs",
+    "mm_device_do_normalize",
+    "video_pruning_rate",
+    "video_pruning_method",
+)
+# An item's own data have far more for each token that it stands for; a place in shared memory, or the size of
+# an image whose embeddings come from elsewhere, has less.
+LEAST_BYTES_A_TOKEN = 16
 
 
 def unkept(vllm_config: Any, windows: list[int]) -> str | None:
@@ -41,11 +53,19 @@ def model_content(vllm_config: Any, identity: Mapping[str, str], config: CacheCo
     """What all KV of this server depends on. identity: as of a handover."""
     model, cache = vllm_config.model_config, vllm_config.cache_config
     return ModelContent(
-        identity={**identity, "config": _config_digest(getattr(model, "hf_config", None))},
+        identity={
+            **identity,
+            "config": _config_digest(getattr(model, "hf_config", None)),
+            **_item_settings(model),
+        },
         weights=lambda: _weights(vllm_config, config),
         quantisation="" if str(cache.cache_dtype) == "auto" else str(cache.cache_dtype),
-        image=image_bytes,
     )
+
+
+def items_of(vllm_config: Any) -> Items:
+    """Images and other items of this server's requests."""
+    return Items(partial(image_bytes, unread=_items_unread(vllm_config)))
 
 
 def _config_digest(hf_config: Any) -> str:
@@ -54,6 +74,25 @@ def _config_digest(hf_config: Any) -> str:
     told = hf_config.to_dict() if hasattr(hf_config, "to_dict") else {}
     kept = {name: told[name] for name in told if not name.startswith("_") and name != "transformers_version"}
     return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _item_settings(model: Any) -> dict[str, str]:
+    """How this server makes a model's input of images; nothing of a model that takes none."""
+    settings = getattr(model, "multimodal_config", None)
+    if settings is None:
+        return {}
+    told = {name: getattr(settings, name, None) for name in ITEM_SETTINGS}
+    return {"items": json.dumps(told, sort_keys=True, default=str)}
+
+
+def _items_unread(vllm_config: Any) -> str | None:
+    """Why the data of an item would not say what this server makes of it, if they would not."""
+    if getattr(vllm_config, "ec_transfer_config", None) is not None:
+        return "an encoder's outputs come from another server by a name (--ec-transfer-config)"
+    settings = getattr(vllm_config.model_config, "multimodal_config", None)
+    if getattr(settings, "mm_encoder_attn_dtype", None) is not None:
+        return "--mm-encoder-attn-dtype: scales may follow from what this server happened to compute first"
+    return None
 
 
 def _weights(vllm_config: Any, config: CacheConfig) -> bytes:
@@ -87,40 +126,55 @@ def _folder(model: Any, download_dir: str | None) -> Path:
         ) from error
 
 
-def image_bytes(feature: Any) -> bytes:
+def image_bytes(feature: Any, unread: str | None = None) -> bytes:
     """What stands for one image (or other item) of a request: 32 bytes over what the model is given of it.
 
-    Raises NoContentError where vLLM's scheduler process has not got that.
+    Raises NoContentError where vLLM's scheduler process has not got that, or for the reason `unread`.
     """
+    modality = str(getattr(feature, "modality", "item"))
+    if unread is not None:
+        raise NoContentError(f"{modality}: {unread}")
     if getattr(feature, "data", None) is None:
-        raise NoContentError(f"{feature.modality}: its data are not in vLLM's scheduler process")
+        raise NoContentError(f"{modality}: its data are not in vLLM's scheduler process")
     whole = hashlib.sha256()
-    _add(whole, feature.data)
-    return digest.canonical([str(feature.modality), whole.hexdigest()])
+    if _add(whole, feature.data) < LEAST_BYTES_A_TOKEN * int(feature.mm_position.length):
+        raise NoContentError(
+            f"{modality}: vLLM's scheduler process has only {_names(feature.data)} of it, and not its data "
+            "(--mm-processor-cache-type shm, or embeddings that the request leaves out)"
+        )
+    return digest.canonical([modality, whole.hexdigest()])
 
 
-def _add(whole: Any, value: Any) -> None:
-    """Add a value to a digest, with what tells it from another of the same bytes."""
+def _names(data: Any) -> str:
+    return ", ".join(sorted(map(str, data))) if isinstance(data, Mapping) else type(data).__name__
+
+
+def _add(whole: Any, value: Any) -> int:
+    """Add a value to a digest, with what tells it from another of the same bytes. Gives how many bytes of
+    tensors were in it."""
     if isinstance(value, Mapping):
         _frame(whole, "mapping", len(value))
+        found = 0
         for name in sorted(value):
             _frame(whole, str(name))
-            _add(whole, value[name])
-    elif isinstance(value, list | tuple):
+            found += _add(whole, value[name])
+        return found
+    if isinstance(value, list | tuple):
         _frame(whole, "list", len(value))
-        for one in value:
-            _add(whole, one)
-    elif hasattr(value, "field") and hasattr(value, "data"):  # vLLM's MultiModalFieldElem
+        return sum([_add(whole, one) for one in value])
+    if hasattr(value, "field") and hasattr(value, "data"):  # vLLM's MultiModalFieldElem
         if value.data is None:
             raise NoContentError("an item's data are not in vLLM's scheduler process")
-        _add(whole, value.data)
-    elif hasattr(value, "untyped_storage"):
+        return _add(whole, value.data)
+    if hasattr(value, "untyped_storage"):
+        data = _bytes_of(value)
         _frame(whole, "tensor", value.dtype, tuple(value.shape))
-        whole.update(_bytes_of(value))
-    elif value is None or isinstance(value, str | bytes | bool | int | float):
+        whole.update(data)
+        return int(data.nbytes)
+    if value is None or isinstance(value, str | bytes | bool | int | float):
         _frame(whole, type(value).__name__, repr(value))
-    else:
-        raise NoContentError(f"an item has data of type {type(value).__name__}, whose bytes are not known")
+        return 0
+    raise NoContentError(f"an item has data of type {type(value).__name__}, whose bytes are not known")
 
 
 def _frame(whole: Any, *words: object) -> None:
