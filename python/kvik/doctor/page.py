@@ -15,7 +15,7 @@ _CSS = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 70rem;
 margin: 2rem auto; padding: 0 1rem; color: #222; }
 table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .25rem .6rem .25rem 0;
-border-bottom: 1px solid #ddd; vertical-align: top; overflow-wrap: anywhere; }
+border-bottom: 1px solid #ddd; vertical-align: top; }
 td:first-child { white-space: nowrap; } code { font-size: 90%; }
 svg text { font: 13px system-ui, sans-serif; }
 .tree { overflow-x: auto; } h2 { margin-top: 2rem; }
@@ -33,7 +33,7 @@ def _parts(machine: Machine, found: list[Finding], title: str) -> Iterator[str]:
     chipset = f", chipset {machine.chipset}" if machine.chipset else ""
     yield f"<p>{escape(machine.board or 'The board says no name')}{escape(chipset)}</p>"
     yield "<h2>Findings</h2>"
-    rows = [(f.code, f.device, f.fact, cost_text(f), f.advice, f.assumes) for f in found]
+    rows = [(f.code, f.device, f.fact, cost_text(f), f.advice, f.assumes.replace(",", ", ")) for f in found]
     if rows:
         yield from _table(("code", "device", "fact", "cost", "advice", "traffic"), rows)
     else:
