@@ -33,11 +33,10 @@ def _parts(machine: Machine, found: list[Finding], title: str) -> Iterator[str]:
     chipset = f", chipset {machine.chipset}" if machine.chipset else ""
     yield f"<p>{escape(machine.board or 'The board says no name')}{escape(chipset)}</p>"
     yield "<h2>Findings</h2>"
-    rows = [(f.code, f.device, f.fact, cost_text(f), f.advice, f.assumes.replace(",", ", ")) for f in found]
-    if rows:
-        yield from _table(("code", "device", "fact", "cost", "advice", "traffic"), rows)
-    else:
-        yield "<p>None.</p>"
+    yield from _table(
+        ("code", "device", "fact", "cost", "advice", "traffic"),
+        ((f.code, f.device, f.fact, cost_text(f), f.advice, f.assumes.replace(",", ", ")) for f in found),
+    )
     yield '<h2>PCIe tree</h2><div class="tree">'
     yield from _drawing(machine, {name for f in found for name in f.device.split(", ")})
     yield "</div>"
@@ -65,9 +64,12 @@ def _parts(machine: Machine, found: list[Finding], title: str) -> Iterator[str]:
 
 
 def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    lines = [f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>" for row in rows]
+    if not lines:
+        yield "<p>None.</p>"
+        return
     yield f"<table><tr>{''.join(f'<th>{escape(cell)}</th>' for cell in head)}</tr>"
-    for row in rows:
-        yield f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in row)}</tr>"
+    yield from lines
     yield "</table>"
 
 
