@@ -35,7 +35,7 @@ class S3Relay(ThreadingHTTPServer):
         self.objects: list[str] = []
         self.ending = threading.Event()
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self.serve_forever)
+        self._thread = threading.Thread(target=self.serve_forever, daemon=True)
         self._thread.start()
 
     def count(self, method: str, received: int, sent: int) -> None:

@@ -27,7 +27,7 @@ ARGUMENTS = ("--memory", "1MiB", "--object", "s3://kvik-test/one", "--object-bat
 
 
 class S3:
-    """A process of moto's S3 server, with a bucket, and a relay before it that kvik is told of."""
+    """A process of moto's S3 server, with a bucket."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -45,7 +45,6 @@ class S3:
                 break
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        self.relay = S3Relay(self.endpoint)
 
     def _read(self) -> None:
         assert self.process.stderr is not None
@@ -66,7 +65,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
     if importlib.util.find_spec("moto") is None:
         pytest.skip("moto is not in this environment")
     server = S3()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server.relay.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "kvik")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
@@ -76,10 +75,20 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3]:
         client.create_bucket(Bucket="kvik-test")
         yield server
     finally:
-        server.relay.close()
         server.kill()
         assert server.process.stderr is not None
         server.process.stderr.close()
+
+
+@pytest.fixture
+def relay(s3: S3, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Relay]:
+    """Before the S3 server; kvik is told of it alone."""
+    relay = S3Relay(s3.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", relay.endpoint)
+    try:
+        yield relay
+    finally:
+        relay.close()
 
 
 def becomes(so: Callable[[], bool]) -> None:
@@ -118,7 +127,9 @@ def all_there(rig: Rig) -> bool:
     return False
 
 
-def test_blocks_outlive_the_server_in_a_bucket(s3: S3, capfd: pytest.CaptureFixture[str]) -> None:
+def test_blocks_outlive_the_server_in_a_bucket(
+    s3: S3, relay: S3Relay, capfd: pytest.CaptureFixture[str]
+) -> None:
     with Served(*ARGUMENTS) as served, kvik.Engine() as engine:
         rig = Rig(engine, served.address)
         put_all(rig)
@@ -127,7 +138,7 @@ def test_blocks_outlive_the_server_in_a_bucket(s3: S3, capfd: pytest.CaptureFixt
         assert rig.store.stat()["object_loaded"] > 100
         served.end()
         blocks = 4 * len(PROMPTS)
-        put, got = s3.relay.received["PUT"] / blocks, s3.relay.sent["GET"] / blocks
+        put, got = relay.received["PUT"] / blocks, relay.sent["GET"] / blocks
         said = [
             f"a block stored: {s3.counted('PUT') / blocks:.3f} PUT, {put:.0f} bytes",
             f"a block read: {s3.counted('GET') / blocks:.3f} GET, {got:.0f} bytes",
@@ -156,12 +167,12 @@ def test_a_bucket_that_dies_costs_misses(s3: S3) -> None:
 
 
 @pytest.mark.parametrize("meddling", ["fails", "slow", "cut", "short", "swapped"])
-def test_a_bucket_that_meddles_costs_misses(s3: S3, meddling: Meddling) -> None:
+def test_a_bucket_that_meddles_costs_misses(relay: S3Relay, meddling: Meddling) -> None:
     """Whatever it answers, no other bytes come, no call takes longer than its deadline, and puts go on."""
     with Served(*ARGUMENTS) as served, kvik.Engine() as engine:
         rig = Rig(engine, served.address)
         put_all(rig)
-        s3.relay.meddling = meddling
+        relay.meddling = meddling
         left, longest = 0, 0.0
         for keys in keys_of(rig):
             begun = time.monotonic()
@@ -170,13 +181,13 @@ def test_a_bucket_that_meddles_costs_misses(s3: S3, meddling: Meddling) -> None:
         blocks, corrupt = 4 * len(PROMPTS), rig.store.stat()["corrupt"]
         print(f"{meddling}: {left} of {blocks} blocks, {corrupt} corrupt, longest get {longest:.3f} s")
         assert left < blocks
-        assert s3.relay.meddled > 0
+        assert relay.meddled > 0
         assert longest < 1.5 * DEADLINE
         assert (corrupt > 0) == (meddling in ("short", "swapped"))
         keys = rig.store.keys(range(50_000, 50_016))
         assert rig.put(keys).stored == 4
         assert rig.got(keys) == 4
-        s3.relay.meddling = "none"
+        relay.meddling = "none"
         if meddling in ("fails", "slow", "cut"):
             becomes(lambda: all_there(rig))
         del rig.bytes
