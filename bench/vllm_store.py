@@ -70,7 +70,7 @@ COUNTS = {
     "engine cache": (1, 0, 0),
 }
 ARMS = ("none", "store", "again")
-COLD_FIGURES = ("tokens_per_second", "step_p50_s", "step_p99_s", "cpu_s")
+COLD_FIGURES = ("tokens_per_second", "step_p99_s", "cpu_s")
 COLD_PROMPT, COLD_TOKENS, COLD_AT_ONCE = 300, (64, 192), 4
 
 
@@ -207,10 +207,13 @@ class Arm:
     engine: Engine
     others: Sequence[int]
 
-    def turn(self, prompts: Sequence[list[int]]) -> tuple[dict[str, float], list[list[int]]]:
-        """All prompts, some at once: figures and tokens. SystemExit for a block that was found."""
+    def turn(
+        self, prompts: Sequence[list[int]], together: Sequence[Engine]
+    ) -> tuple[dict[str, float], list[list[int]]]:
+        """All prompts, some at once, when all servers that are up `together` have come to rest: figures and
+        tokens. SystemExit for a block that was found."""
         before = self.engine.counts()
-        rest([self.engine])
+        rest(together)
         figures, answers = self._answers(prompts)
         grown = self.engine.counts().since(before)
         if grown != (sum(map(len, prompts)), 0, 0):
@@ -234,9 +237,8 @@ class Arm:
             answers = list(pool.map(ask, prompts))
         seconds, cpu = time.monotonic() - began, sum(map(cpu_of, pids)) - cpu
         moved = sum(map(len, prompts)) + sum(map(len, answers))
-        steps.sort()
-        middle, last = (steps[len(steps) * share // 100] for share in (50, 99))
-        return dict(zip(COLD_FIGURES, (moved / seconds, middle, last, cpu), strict=True)), answers
+        last = sorted(steps)[len(steps) * 99 // 100]
+        return dict(zip(COLD_FIGURES, (moved / seconds, last, cpu), strict=True)), answers
 
 
 def cold(given: argparse.Namespace, stack: ExitStack, folder: Path) -> dict[str, object]:
@@ -263,15 +265,17 @@ def cold_start(
             arms[arm].engine.begin()
             stack.callback(arms[arm].engine.stop)
         arms["store"].others = [served.process.pid]
+        together = [arm.engine for arm in arms.values()]
         for arm in arms.values():
             arm.engine.wait_ready()
-            arm.turn([prompt_of(COLD_PROMPT, -1 - warm) for warm in range(COLD_AT_ONCE)])
+        for arm in arms.values():
+            arm.turn([prompt_of(COLD_PROMPT, -1 - warm) for warm in range(COLD_AT_ONCE)], together)
         arms["store"].engine.wait_keeping()
         for pair in range(given.pairs):
             first = (number * given.pairs + pair) * given.requests
             prompts = [prompt_of(COLD_PROMPT, seed) for seed in range(first, first + given.requests)]
             kept = arms["store"].engine.saved()
-            found = {arm: arms[arm].turn(prompts) for arm in rng.sample(ARMS, len(ARMS))}
+            found = {arm: arms[arm].turn(prompts, together) for arm in rng.sample(ARMS, len(ARMS))}
             if any(found[arm][1] != found["none"][1] for arm in ARMS):
                 raise SystemExit(f"start {number + 1}, pair {pair + 1}: the arms' tokens differ")
             kept, wanted = arms["store"].engine.saved() - kept, len(prompts) * (COLD_PROMPT // BLOCK_TOKENS)

@@ -361,10 +361,10 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return vllm_base.KVConnectorTransferResults(sent, received, self._on_worker().take_failed())
 
     def _collect(self) -> tuple[set[str], set[str]]:
-        until = time.monotonic() + IDLE_WAIT if self._idle else 0.0
-        sent, received = self._on_worker().collect(IDLE_WAIT if self._idle else 0.0)
+        wait, began = IDLE_WAIT if self._idle else 0.0, time.monotonic()
+        sent, received = self._on_worker().collect(wait)
         if self._cache_rank is not None:
-            self._cache_rank.collect(until - time.monotonic() if self._idle else 0.0)
+            self._cache_rank.collect(wait - (time.monotonic() - began))
             received |= self._cache_rank.take_received()
         return sent, received
 
