@@ -62,6 +62,10 @@ PROMPT = BLOCKS * BLOCK_TOKENS + 1
 TOKENS = 4
 DEADLINE = 5.0
 READY = "kvik store serves on "
+OWN_CORES = ("chrt", "--rr", "1") if os.geteuid() == 0 else ()
+"""The store stands for one on a host of its own, and shares the cores with vLLM's processes, which yield in
+loops while they wait for each other: beside two ranks its threads waited runnable for up to 7 s (`schedstat`,
+Linux 6.18), so that puts and gets ran into their deadlines."""
 # What a stage has to count: prompt tokens that are computed, blocks loaded from the host, from the server.
 COUNTS = {
     "recompute": (PROMPT, 0, 0),
@@ -87,7 +91,7 @@ class Store:
         """Start it, with what its log has."""
         self._starts += 1
         log = self._folder / f"store{self._starts}.log"
-        command = [sys.executable, "-m", "kvik.cli", "store", "serve", "--listen", self.address]
+        command = [*OWN_CORES, sys.executable, "-m", "kvik.cli", "store", "serve", "--listen", self.address]
         with self._host.inside():
             process = Process("store", [*command, *self._options], log, self._env, 10.0)
         self.process = self._fleet.add(process)
