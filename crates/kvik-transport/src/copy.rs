@@ -10,7 +10,8 @@
 //! of pages are made of mapped memory as it is copied, in one pass.
 
 use crate::basics::{lock, stopped};
-use crate::devices::{Broken, DeviceCopier, Readable, Stuck};
+use crate::compared::windows;
+use crate::devices::{Broken, DeviceCopier, HostPages, Readable, Stuck};
 use crate::fenced::within_fence;
 use crate::local::{Links, LocalLink, PeerRegion, link_broke};
 use crate::services::finish;
@@ -186,14 +187,7 @@ impl Copier {
         from: &RegionMemory,
         view: &View,
     ) -> Result<WorkOutcome, Broken> {
-        let extents = self.gpus.copy(request, from, view)?;
-        let began = Instant::now();
-        if request.sums {
-            self.gpus.compare(&mut self.checksummer, request, |gpus, checksummer, unit| {
-                gpus.sum(checksummer, request, (from, view), unit)
-            })?;
-        }
-        let verify = if request.sums { began.elapsed() } else { Duration::ZERO };
+        let (extents, verify) = self.gpus.copy(&mut self.checksummer, request, from, view)?;
         Ok(WorkOutcome::Done { extents, verify })
     }
 
@@ -224,25 +218,28 @@ impl Copier {
 
     /// The checksum of each unit, of what a NIC has moved.
     fn sum(&mut self, request: &WorkRequest<RegionMemory>) -> Result<WorkOutcome, Broken> {
-        let (began, part, unit) = (Instant::now(), request.part.clone(), request.unit.max(1));
-        // What a NIC has written is not seen by a GPU's copies before.
-        if let RegionMemory::Device(memory) = &request.region {
-            memory.flush_writes()?;
-        }
-        let mut sums = Vec::new();
-        for start in part.clone().step_by(unit as usize) {
-            if stopped(&request.stop) {
-                return Ok(WorkOutcome::Void);
+        let began = Instant::now();
+        let sums = match &request.region {
+            RegionMemory::Device(memory) => {
+                // What a NIC has written is not seen by a GPU's copies before.
+                memory.flush_writes()?;
+                self.gpus.sums(&mut self.checksummer, request, memory)?
             }
-            let unit = start..(start + unit).min(part.end);
-            sums.push(self.gpus.sum(
-                &mut self.checksummer,
-                request,
-                (&request.region, &request.view),
-                unit,
-            )?);
-        }
+            RegionMemory::Host(memory) => self.sum_host(request, memory)?,
+        };
         Ok(WorkOutcome::Summed { sums, verify: began.elapsed() })
+    }
+
+    fn sum_host(&mut self, request: &WorkRequest<RegionMemory>, memory: &Memory) -> Result<Vec<u64>, Broken> {
+        let (view, mut sums) = (&request.view, Vec::new());
+        for unit in windows(&request.part, request.unit, request.unit) {
+            if stopped(&request.stop) {
+                return Err(Broken::Left);
+            }
+            let next = next_piece(view, unit.start);
+            sums.push(self.checksummer.sum_of(memory, view, unit, next)?);
+        }
+        Ok(sums)
     }
 
     fn copy_own(
@@ -348,18 +345,11 @@ impl Copier {
         &mut self,
         request: &WorkRequest<RegionMemory>,
         view: &View,
-        (from, bytes): (&mut dyn Readable, &impl Bytes),
+        (memory, bytes): (&mut dyn Readable, &impl Bytes),
         to: &Arc<dyn DeviceMemory>,
     ) -> Result<WorkOutcome, Broken> {
-        self.gpus.up(request, (from, view), to)?;
-        let began = Instant::now();
-        if request.sums {
-            self.gpus.compare(&mut self.checksummer, request, |_, checksummer, unit| {
-                Ok(checksummer.sum_of(bytes, view, unit, None)?)
-            })?;
-        }
-        let verify = if request.sums { began.elapsed() } else { Duration::ZERO };
-        let extents = Extents::new(view, &request.view, request.part.clone()).count() as u64;
+        let from = HostPages { memory, bytes, view };
+        let (extents, verify) = self.gpus.up(&mut self.checksummer, request, from, to)?;
         Ok(WorkOutcome::Done { extents, verify })
     }
 

@@ -2,7 +2,9 @@
 //!
 //! Such a thread waits for the copies that it has begun: it has nothing else to do meanwhile. Between a device and the
 //! host the bytes pass through a buffer of the stream; between two places of devices they go straight. What is copied
-//! from may be another process's, on a device or on the host: it is read, and never written.
+//! from may be another process's, on a device or on the host: it is read, and never written. Where the two sides are to be
+//! compared, what lies on a device is fetched for that behind the copy, a window at a time, so that a part is waited for once
+//! however many units it has.
 //!
 //! A copy that was begun cannot be stopped. Where its stream does not get to it although its transfer has ended, the
 //! thread puts it aside ([`Stuck`]) and goes on with others; the work request is held until the device is through with it. One to or
@@ -10,7 +12,8 @@
 //! other transfers need.
 
 use crate::basics::stopped;
-use crate::sums::{Checksummer, mismatch, next_piece};
+use crate::compared::{Comparison, UnitSums, windows};
+use crate::sums::{Bytes, Checksummer};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Extents, View};
 use kvik_host::device::{Device, DeviceMemory, DeviceStream};
@@ -22,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// Bytes of the buffer.
 const ROOM: u64 = 1 << 20;
+/// Bytes of a half of it: what is copied is in one, and what is compared with it in the other.
+const HALF: u64 = ROOM / 2;
 /// How often a thread that waits for a device looks whether its order must stop.
 const LOOK: Duration = Duration::from_millis(50);
 /// How long a copy to or from a ring is waited for before the thread goes on with others.
@@ -95,6 +100,18 @@ impl From<HostError> for Broken {
     }
 }
 
+/// Extents that were copied, and the time spent on checksums.
+pub(crate) type Copied = (u64, Duration);
+
+/// Pages that a processor reads, on their way up to a device.
+pub(crate) struct HostPages<'a, B> {
+    /// Where they are taken from.
+    pub memory: &'a mut dyn Readable,
+    /// The same, to sum.
+    pub bytes: &'a B,
+    pub view: &'a View,
+}
+
 /// Memory that a processor reads, of this process or of another one: what goes up to a device is taken from there.
 pub(crate) trait Readable {
     /// Puts runs (offset and bytes) one behind the other into a buffer, from its first byte on.
@@ -138,82 +155,132 @@ pub(crate) struct DeviceCopier {
 }
 
 impl DeviceCopier {
-    /// Copies a work request's part from memory that this process has open, one of the two on a device: how many extents
-    /// it took.
+    /// Copies a work request's part from memory that this process has open, one of the two on a device, and compares the
+    /// two where that is asked for.
     pub fn copy(
         &mut self,
+        checksummer: &mut Checksummer,
         request: &WorkRequest<RegionMemory>,
         from: &RegionMemory,
         view: &View,
-    ) -> Result<u64, Broken> {
-        match (from, &request.region) {
+    ) -> Result<Copied, Broken> {
+        let verify = match (from, &request.region) {
             (RegionMemory::Device(from), RegionMemory::Device(to)) => {
-                self.across(request, (from, view), to)?
+                self.across(checksummer, request, (from, view), to)?
             }
-            (RegionMemory::Device(from), RegionMemory::Host(to)) => self.down(request, (from, view), to)?,
-            (RegionMemory::Host(from), RegionMemory::Device(to)) => {
-                self.up(request, (&mut &**from, view), to)?
+            (RegionMemory::Device(from), RegionMemory::Host(to)) => {
+                self.down(checksummer, request, (from, view), to)?
             }
-            (RegionMemory::Host(from), RegionMemory::Host(to)) => {
-                for e in Extents::new(view, &request.view, request.part.clone()) {
-                    Memory::copy_between(to, e.right as usize, from, e.left as usize, e.len as usize)?;
-                }
+            (RegionMemory::Host(memory), RegionMemory::Device(to)) => {
+                let from = HostPages { memory: &mut &**memory, bytes: &**memory, view };
+                return self.up(checksummer, request, from, to);
             }
-        }
-        Ok(Extents::new(view, &request.view, request.part.clone()).count() as u64)
+            (RegionMemory::Host(_), RegionMemory::Host(_)) => {
+                return Err(Error::new(Code::InvalidArgument, "neither side lies on a device").into());
+            }
+        };
+        Ok((Extents::new(view, &request.view, request.part.clone()).count() as u64, verify))
     }
 
     fn across(
         &mut self,
+        checksummer: &mut Checksummer,
         request: &WorkRequest<RegionMemory>,
         (from, view): (&Arc<dyn DeviceMemory>, &View),
         to: &Arc<dyn DeviceMemory>,
-    ) -> Result<(), Broken> {
-        let at = self.stream_of(to.device())?;
+    ) -> Result<Duration, Broken> {
+        let (at, source) = (self.stream_of(to.device())?, self.stream_of(from.device())?);
         self.pieces.clear();
         let extents = Extents::new(view, &request.view, request.part.clone());
         self.pieces.extend(extents.map(|e| (e.right as usize, e.left as usize, e.len as usize)));
-        let begun = self.streams[at].between(to, from, &self.pieces);
-        self.wait(at, request, None)?;
-        Ok(begun?)
+        let mut begun = self.streams[at].between(to, from, &self.pieces);
+        if !request.sums {
+            self.wait(at, request, None)?;
+            begun?;
+            return Ok(Duration::ZERO);
+        }
+        let mut check = Comparison::of(request);
+        for window in windows(&request.part, request.unit, HALF) {
+            // Both sides come down behind the copy, and are waited for together where one stream brings them.
+            if begun.is_ok() {
+                begun = self.bring(at, HALF, (to, &request.view), window.clone());
+            }
+            if begun.is_ok() && source == at {
+                begun = self.bring(at, 0, (from, view), window.clone());
+            }
+            self.wait(at, request, None)?;
+            std::mem::replace(&mut begun, Ok(()))?;
+            if source != at {
+                let begun = self.bring(source, 0, (from, view), window.clone());
+                self.wait(source, request, None)?;
+                begun?;
+            }
+            check.there.take(checksummer, self.streams[source].buffer(), 0, &window)?;
+            check.here.take(checksummer, self.streams[at].buffer(), HALF, &window)?;
+        }
+        Ok(check.end(&request.view)?)
     }
 
+    /// With checksums wanted the source is read twice: what is compared must come from there.
     fn down(
         &mut self,
+        checksummer: &mut Checksummer,
         request: &WorkRequest<RegionMemory>,
         (from, view): (&Arc<dyn DeviceMemory>, &View),
         to: &Memory,
-    ) -> Result<(), Broken> {
-        for part in in_parts(&request.part) {
-            let at = self.fetch(request, from, view, part.clone())?;
+    ) -> Result<Duration, Broken> {
+        let at = self.stream_of(from.device())?;
+        let mut check = Comparison::of(request);
+        for window in windows(&request.part, request.unit, HALF) {
+            let mut begun = self.bring(at, 0, (from, view), window.clone());
+            if begun.is_ok() && request.sums {
+                begun = self.bring(at, HALF, (from, view), window.clone());
+            }
+            self.wait(at, request, None)?;
+            begun?;
             let (buffer, mut place) = (self.streams[at].buffer(), 0);
-            for run in request.view.runs(part) {
+            for run in request.view.runs(window.clone()) {
                 let len = run.len as usize;
                 Memory::copy_between(to, run.offset as usize, buffer, place, len)?;
                 place += len;
             }
+            if request.sums {
+                check.there.take(checksummer, buffer, HALF, &window)?;
+                check.here.follow(checksummer, &check.there, (to, &request.view))?;
+            }
         }
-        Ok(())
+        Ok(check.end(&request.view)?)
     }
 
-    /// Copies a work request's part from memory that a processor reads to a device of this process.
+    /// Copies a work request's part from memory that a processor reads to a device of this process, and compares the two
+    /// where that is asked for.
     pub fn up(
         &mut self,
+        checksummer: &mut Checksummer,
         request: &WorkRequest<RegionMemory>,
-        (from, view): (&mut dyn Readable, &View),
+        from: HostPages<'_, impl Bytes>,
         to: &Arc<dyn DeviceMemory>,
-    ) -> Result<(), Broken> {
+    ) -> Result<Copied, Broken> {
         let at = self.stream_of(to.device())?;
-        for part in in_parts(&request.part) {
-            take_runs(&mut self.runs, view, part.clone());
+        let mut check = Comparison::of(request);
+        for window in windows(&request.part, request.unit, HALF) {
+            take_runs(&mut self.runs, from.view, window.clone());
             let stream = &mut self.streams[at];
-            from.take(&self.runs, stream.buffer())?;
-            take_runs(&mut self.runs, &request.view, part);
-            let begun = stream.scatter(to, &self.runs, 0);
+            from.memory.take(&self.runs, stream.buffer())?;
+            take_runs(&mut self.runs, &request.view, window.clone());
+            let mut begun = stream.scatter(to, &self.runs, 0);
+            if begun.is_ok() && request.sums {
+                begun = stream.gather(HALF as usize, to, &self.runs);
+            }
             self.wait(at, request, None)?;
             begun?;
+            if request.sums {
+                check.here.take(checksummer, self.streams[at].buffer(), HALF, &window)?;
+                check.there.follow(checksummer, &check.here, (from.bytes, from.view))?;
+            }
         }
-        Ok(())
+        let extents = Extents::new(from.view, &request.view, request.part.clone()).count() as u64;
+        Ok((extents, check.end(&request.view)?))
     }
 
     /// Copies a work request's part from its pages on a device to a ring of the host, from `place` on, or to the pages (a
@@ -268,65 +335,34 @@ impl DeviceCopier {
         Ok(())
     }
 
-    /// Fetches a part into a stream's buffer, and says which stream that is.
-    fn fetch(
+    /// Begins to fetch a part of pages into a stream's buffer, from `place` on.
+    fn bring(
         &mut self,
-        request: &WorkRequest<RegionMemory>,
-        from: &Arc<dyn DeviceMemory>,
-        view: &View,
+        at: usize,
+        place: u64,
+        (from, view): (&Arc<dyn DeviceMemory>, &View),
         part: Range<u64>,
-    ) -> Result<usize, Broken> {
-        let at = self.stream_of(from.device())?;
+    ) -> Result<(), HostError> {
         take_runs(&mut self.runs, view, part);
-        let begun = self.streams[at].gather(0, from, &self.runs);
-        self.wait(at, request, None)?;
-        begun?;
-        Ok(at)
+        self.streams[at].gather(place as usize, from, &self.runs)
     }
 
-    /// Compares what a work request has copied with what it was copied from, unit by unit: `there` sums a unit of that.
-    pub fn compare(
+    /// The checksum of each unit of a work request's own pages, which lie on a device.
+    pub fn sums(
         &mut self,
         checksummer: &mut Checksummer,
         request: &WorkRequest<RegionMemory>,
-        mut there: impl FnMut(&mut DeviceCopier, &mut Checksummer, Range<u64>) -> Result<u64, Broken>,
-    ) -> Result<(), Broken> {
-        for unit in units(request) {
-            let there = there(self, checksummer, unit.clone())?;
-            let here = self.sum(checksummer, request, (&request.region, &request.view), unit.clone())?;
-            if there != here {
-                return Err(mismatch(&request.view, unit.start).into());
-            }
+        memory: &Arc<dyn DeviceMemory>,
+    ) -> Result<Vec<u64>, Broken> {
+        let at = self.stream_of(memory.device())?;
+        let mut units = UnitSums::of(request);
+        for window in windows(&request.part, request.unit, ROOM) {
+            let begun = self.bring(at, 0, (memory, &request.view), window.clone());
+            self.wait(at, request, None)?;
+            begun?;
+            units.take(checksummer, self.streams[at].buffer(), 0, &window)?;
         }
-        Ok(())
-    }
-
-    /// The checksum of a part of memory here, wherever it lies.
-    pub fn sum(
-        &mut self,
-        checksummer: &mut Checksummer,
-        request: &WorkRequest<RegionMemory>,
-        (memory, view): (&RegionMemory, &View),
-        part: Range<u64>,
-    ) -> Result<u64, Broken> {
-        let memory = match memory {
-            RegionMemory::Host(memory) => {
-                let next = next_piece(view, part.start);
-                return Ok(checksummer.sum_of(&**memory, view, part, next)?);
-            }
-            RegionMemory::Device(memory) => memory,
-        };
-        for part in in_parts(&part) {
-            let len = (part.end - part.start) as usize;
-            let added = self.fetch(request, memory, view, part);
-            let added = added.and_then(|at| Ok(checksummer.add(self.streams[at].buffer(), 0, len)?));
-            if let Err(error) = added {
-                // What was summed until then must not be in the next one.
-                checksummer.finish();
-                return Err(error);
-            }
-        }
-        Ok(checksummer.finish())
+        Ok(units.into_sums())
     }
 
     /// Waits until a stream is through with all that it was given; no longer than `soon`, where that is given.
@@ -384,14 +420,4 @@ pub(crate) fn blind(error: HostError) -> Result<Option<u64>, Error> {
 fn take_runs(runs: &mut Vec<(usize, usize)>, view: &View, part: Range<u64>) {
     runs.clear();
     runs.extend(view.runs(part).map(|run| (run.offset as usize, run.len as usize)));
-}
-
-fn in_parts(part: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
-    let (start, end) = (part.start, part.end);
-    (start..end).step_by(ROOM as usize).map(move |at| at..(at + ROOM).min(end))
-}
-
-fn units(request: &WorkRequest<RegionMemory>) -> impl Iterator<Item = Range<u64>> + use<> {
-    let (part, unit) = (request.part.clone(), request.unit.max(1));
-    part.clone().step_by(unit as usize).map(move |at| at..(at + unit).min(part.end))
 }

@@ -29,6 +29,7 @@ pub mod tls;
 pub mod transport;
 
 mod basics;
+mod compared;
 mod copy;
 mod devices;
 mod fenced;

@@ -76,17 +76,6 @@ impl Default for Checksummer {
 }
 
 impl Checksummer {
-    /// Adds bytes of a buffer to the checksum that [`Checksummer::finish`] gives.
-    pub fn add(&mut self, buffer: &Memory, at: usize, len: usize) -> Result<()> {
-        let Checksummer { scratch, sum } = self;
-        buffer.for_each_chunk(at, len, scratch, |bytes| sum.update(bytes)).map_err(broken)
-    }
-
-    /// The checksum of all that was added since the last one.
-    pub fn finish(&mut self) -> u64 {
-        self.sum.finish()
-    }
-
     /// The checksum of a part that was placed, or that is sent, in one pass where that is possible. Meanwhile what lies at
     /// `next` comes into the cache.
     pub fn sum_of(
