@@ -52,11 +52,13 @@ def test_nothing_of_the_build_machine(native: Path) -> None:
 
 
 def test_command(empty_env: Path, tmp_path: Path) -> None:
-    """`kvik --help` and `--version`."""
+    """`kvik --help` and `--version`, and `python -m kvik`."""
     said = run(empty_env / "kvik", "--help", cwd=tmp_path)
     for name in ("bench", "demo", "router"):
         assert name in said
-    assert run(empty_env / "kvik", "--version", cwd=tmp_path).startswith("kvik")
+    version = run(empty_env / "kvik", "--version", cwd=tmp_path)
+    assert version.startswith("kvik")
+    assert run(empty_env / "python", "-m", "kvik", "--version", cwd=tmp_path) == version
 
 
 def test_example(empty_env: Path, tmp_path: Path) -> None:

@@ -102,10 +102,13 @@ def hints(used: Sequence[str], console: Console) -> None:
 
 
 def command_name() -> str:
-    """How to call this `kvik` from where we are: by its name if that finds it, else by its path."""
+    """How to call this `kvik` from where we are: by its name if that finds it, else by its path, and as a
+    module of this Python where it was installed without commands."""
     own = Path(sys.executable).parent / "kvik"
     found = shutil.which("kvik")
     if found is not None and Path(found).resolve() == own.resolve():
         return "kvik"
+    if not own.exists():
+        return f"{sys.executable} -m kvik"
     here = Path.cwd()
     return str(own.relative_to(here) if own.is_relative_to(here) else own)
