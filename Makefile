@@ -21,7 +21,7 @@ test:  ## everything this machine can check (STAGES="rust python" runs only thos
 test-rdma:  ## two soft-RoCE devices in a small virtual machine, and what runs on them (FULL=1: at length)
 	@FULL="$(FULL)" $(BUILD) test-rdma
 
-gpu-check:  ## kvik's side of this machine's GPUs, byte by byte, and how fast pages come and go
+gpu-check:  ## kvik's side of this machine's GPUs: byte by byte, how fast, and the tests over their driver
 	@GPU_CHECK="$(GPU_CHECK)" $(BUILD) gpu-check
 
 soak:  ## the same checks at length, for hours (STAGES="soak-sim" runs only that)

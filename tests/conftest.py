@@ -12,6 +12,7 @@ import pytest
 NO_NAMESPACES = "network namespaces take root (CAP_SYS_ADMIN) and iproute2"
 NO_MACHINES = "mount namespaces take root (CAP_SYS_ADMIN)"
 NO_HELM = "helm, which the stage `python` has from a package"
+NO_TORCH = "KVIK_TEST_GPU=1, a GPU, and a torch for CUDA (KVIK_TEST_TORCH_PYTHON): see make gpu-check"
 NO_GUEST = "the stage `rdma` (make test-rdma) prepares the virtual machine, and runs these tests"
 # Test or file of tests (as pytest prints it, without parameters) -> why a machine may go without it.
 MAY_SKIP: dict[str, str] = {
@@ -27,6 +28,8 @@ MAY_SKIP: dict[str, str] = {
     "tests/python/test_chart_runs.py": f"{NO_HELM}; or etcd or moto, as below",
     "tests/python/test_deploy.py::test_kustomize_builds": "kubectl, which `python` has as helm",
     "tests/python/test_deploy_store_runs.py": NO_MACHINES,
+    "tests/python/test_gpu_torch.py": NO_TORCH,
+    "tests/python/test_gpus.py::test_what_the_driver_refuses_is_said_in_its_words": "a driver that fails",
     "tests/python/test_store_dashboard.py": "prometheus, which the build installs for root on Debian",
     "tests/python/test_store_etcd.py": "etcd, which the build installs for root on Debian",
     "tests/python/test_store_members.py": "etcd, which the build installs for root on Debian",

@@ -1,4 +1,4 @@
-"""What the tests of the vLLM adapter share: the adapter against each vLLM, and a pair of servers."""
+"""What tests share: the adapter against each vLLM, a pair of servers, and a driver for GPUs."""
 
 from collections.abc import Iterator
 from types import ModuleType
@@ -6,6 +6,7 @@ from types import ModuleType
 import pytest
 
 from tests.python.fake_engine import FakeNative
+from tests.python.gpu import environment
 from tests.python.vllm_harness import VERSIONS, Server, stand_in
 
 
@@ -13,6 +14,12 @@ from tests.python.vllm_harness import VERSIONS, Server, stand_in
 def kvik_vllm(request: pytest.FixtureRequest) -> Iterator[ModuleType]:
     with stand_in(request.param) as module:
         yield module
+
+
+@pytest.fixture(scope="session")
+def gpu_env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The variables of processes that use a GPU."""
+    return environment(tmp_path_factory.mktemp("cuda"))
 
 
 @pytest.fixture

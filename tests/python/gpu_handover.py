@@ -1,10 +1,10 @@
-"""Servers of `handover_harness.py` whose KV lies on a GPU: that of the stand-in for the CUDA driver."""
+"""Servers of `handover_harness.py` whose KV lies on a GPU."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -13,12 +13,12 @@ from kvik.handover.config import ConnectorConfig
 from kvik.handover.holding import HeldBlocks
 from kvik.handover.mapping import heads_of
 from kvik.handover.memory import KvMemory
-from kvik.handover.protocol import RankPlace
+from kvik.handover.protocol import KvShape, RankPlace
 from kvik.handover.report import ReportFile
 from kvik.handover.scheduler import Identity, SchedulerSide
 from kvik.handover.worker import WorkerSide
 from tests.python.gpu import Array, Cuda
-from tests.python.handover_harness import ITEM, Kv, Rank, Side, prompt, request
+from tests.python.handover_harness import ITEM, Kv, Rank, Side, prompt, request, shape_of
 from tests.python.peers import Bytes, until
 
 KERNEL_MICROS = 100_000  # a kernel of this length is seen by whoever does not wait for it
@@ -26,20 +26,22 @@ ONES = 0x01010101
 
 
 class GpuRank(Rank):
-    """A rank whose KV lies on the stand-in's GPU. `host` is a copy of it, and `kv` a view of that.
+    """A rank whose KV lies on a GPU. `host` is a copy of it, and `kv` a view of that.
 
-    `make` says how the KV lies in `nbytes` of memory that begin at an address.
+    `make` says how the KV lies in an array of `nbytes`.
     """
 
-    def __init__(self, cuda: Cuda, role: str, nbytes: int, make: Callable[[int], KvMemory]) -> None:
-        self.array, self.stream = Array(cuda, nbytes, {}), cuda.stream()
-        memory = make(self.array.at)
+    def __init__(
+        self, cuda: Cuda, role: str, nbytes: int, make: Callable[[Array], KvMemory], transport: str
+    ) -> None:
+        self.array, self.stream = cuda.array(nbytes), cuda.stream()
+        memory = make(self.array)
         self.shape = memory.shape
         self.block_tokens, self.layers = memory.shape.block_tokens, (0, memory.shape.layers)
         self.heads = heads_of(0, 1, memory.shape.kv_heads)
         self.host: Bytes = np.zeros(nbytes, np.uint8)
         self.kv = view_of(self.host, memory)
-        config = ConnectorConfig(transport="tcp")
+        config = ConnectorConfig(transport=transport)
         self.worker = WorkerSide(native.load(), config, role, RankPlace(), ReportFile(None))
         self.worker.register([memory], lambda: self.stream)
 
@@ -65,10 +67,17 @@ def view_of(host: Bytes, memory: KvMemory) -> Kv:
 
 
 class GpuSide(Side):
-    """A server of one rank on the stand-in's GPU."""
+    """A server of one rank on a GPU."""
 
-    def __init__(self, cuda: Cuda, role: str, nbytes: int, make: Callable[[int], KvMemory]) -> None:
-        self.rank = rank = GpuRank(cuda, role, nbytes, make)
+    def __init__(
+        self,
+        cuda: Cuda,
+        role: str,
+        nbytes: int,
+        make: Callable[[Array], KvMemory],
+        transport: str = "tcp",
+    ) -> None:
+        self.rank = rank = GpuRank(cuda, role, nbytes, make, transport)
         self.native, self.shape, self.ranks = native.load(), rank.shape, [rank]
         identity = Identity(role, {"model": "tiny"}, 1, role == "prefill", role == "decode")
         self.scheduler = SchedulerSide(native.load(), identity, 120.0, HeldBlocks(2.0, 1), ReportFile(None))
@@ -85,13 +94,46 @@ class GpuSide(Side):
         self.rank.get()
         return super().holds(blocks, tokens)
 
+    def give(self, number: int, blocks: list[int], then: tuple[int, int] | None = None) -> dict[str, Any]:
+        """Offer the KV of a prompt; the parameters. `then`: what a kernel, launched behind the prompt's own,
+        sets all bytes to, and after how many microseconds."""
+        params = self.offer(a_prompt(self, number), blocks, f"p-{number}")
+        if then is not None:
+            self.rank.array.fill(self.rank.stream, *then)
+        self.step()
+        return params
 
-def a_prompt(server: Side, number: int) -> list[int]:
+
+class Prefill(Protocol):
+    """A `GpuSide` as decode needs it, in this process or in another one."""
+
+    shape: KvShape
+
+    def give(self, number: int, blocks: list[int], then: tuple[int, int] | None = None) -> dict[str, Any]: ...
+    def step(self) -> object: ...
+
+
+def small(cuda: Cuda, role: str, transport: str = "tcp") -> GpuSide:
+    """A server of a small model, whose layers lie one behind the other."""
+    shape, blocks = shape_of(), 12
+    layer = blocks * shape.block_bytes
+    nbytes, offsets = layer * shape.layers, [layer * number for number in range(shape.layers)]
+    head = shape.block_bytes // shape.heads
+
+    def make(array: Array) -> KvMemory:
+        return KvMemory(
+            array.at, nbytes, blocks, shape.block_bytes, ("0", "1"), offsets, head, shape, owner=None
+        )
+
+    return GpuSide(cuda, role, nbytes, make, transport)
+
+
+def a_prompt(server: Prefill | Side, number: int) -> list[int]:
     """Two KV blocks and a part of one; another prompt for each number."""
     return prompt(2 * server.shape.block_tokens + 1, 1000 * number)
 
 
-def load(prefill: Side, decode: Side) -> None:
+def load(prefill: Prefill, decode: GpuSide) -> None:
     """Step both servers until decode's load has ended well."""
     received: set[str] = set()
 
@@ -104,7 +146,23 @@ def load(prefill: Side, decode: Side) -> None:
     assert not decode.ranks[0].worker.take_invalid_blocks(), "the load has failed"
 
 
-def check_order(cuda: Cuda, prefill: GpuSide, decode: GpuSide) -> None:
+def hand_over(prefill: Prefill, decode: GpuSide, number: int) -> None:
+    """One prompt from server to server: every byte of it arrives, and no other byte changes."""
+    tokens, there, here = a_prompt(prefill, number), [7, 2, 9], [4, 1, 3]
+    params = prefill.give(number, there)
+    decode.rank.host[:] = 0
+    decode.rank.put()
+    wanted: Any = request(f"d-{number}", tokens, params)
+    assert decode.admit(wanted, here) == len(tokens)
+    load(prefill, decode)
+    assert decode.holds(here, range(len(tokens))), "the KV is not that of the prompt"
+    everything = decode.rank.host.copy()
+    decode.rank.kv[:, here] = 0
+    assert everything.any()
+    assert not decode.rank.host.any(), "bytes outside the KV blocks have changed"
+
+
+def check_order(cuda: Cuda, prefill: Prefill, decode: GpuSide) -> None:
     """What was launched on the engines' streams and has not run yet: prefill's writes are waited for, and
     decode's use of the blocks; a load is not reported before its bytes are there."""
     there, here = [7, 2, 9], [4, 1, 3]
@@ -113,9 +171,7 @@ def check_order(cuda: Cuda, prefill: GpuSide, decode: GpuSide) -> None:
         tokens, written, used = a_prompt(prefill, number), 16 + number, 99
         # One of the two is late, which the other must not hide.
         late = (KERNEL_MICROS, 0) if number % 2 else (0, KERNEL_MICROS)
-        params = prefill.offer(tokens, there, f"p-{number}")
-        prefill.rank.array.fill(prefill.rank.stream, written, late[0])
-        prefill.step()
+        params = prefill.give(number, there, (written, late[0]))
         wanted: Any = request(f"d-{number}", tokens, params)
         assert decode.admit(wanted, here) == len(tokens)
         decode.rank.array.fill(decode.rank.stream, used, late[1])

@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 20.0  # seconds for anything that should take a moment
 
 Bytes = npt.NDArray[np.uint8]
+Start = tuple[str, dict[str, str]]
 
 
 @contextlib.contextmanager
@@ -129,12 +130,16 @@ class Pipe:
 
 
 class Peer:
-    """A child process that runs `module.function(pipe, **arguments)`."""
+    """A child process that runs `module.function(pipe, **arguments)`; `start`: in which Python, and with
+    which variables."""
 
-    def __init__(self, function: Callable[..., None], **arguments: Any) -> None:
-        argv = [sys.executable, "-m", "tests.python.peers", function.__module__, function.__name__]
+    def __init__(
+        self, function: Callable[..., None], start: Start | None = None, /, **arguments: Any
+    ) -> None:
+        python, env = start or (sys.executable, None)
+        argv = [python, "-m", "tests.python.peers", function.__module__, function.__name__]
         self.process = subprocess.Popen(
-            [*argv, json.dumps(arguments)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            [*argv, json.dumps(arguments)], cwd=ROOT, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
         self.pid = self.process.pid
         self._rest = b""

@@ -1,6 +1,4 @@
-"""A serving engine's store where its KV lies on a GPU, over the stand-in for the CUDA driver."""
-
-from pathlib import Path
+"""A serving engine's store where its KV lies on a GPU."""
 
 import numpy as np
 import pytest
@@ -10,7 +8,7 @@ from kvik.serving_cache.config import CacheConfig
 from kvik.serving_cache.plan import LINK_BYTES, CacheLoad, CachePlan, Save
 from kvik.serving_cache.tiers import Tiers
 from kvik.serving_cache.worker import CacheRank
-from tests.python.gpu import Array, Cuda, alone, build
+from tests.python.gpu import Array, Cuda, alone
 from tests.python.peers import random_bytes, random_seed, until
 from tests.python.store_rig import LAYERS, NAMESPACE, PAGES, RUN, Served
 
@@ -21,13 +19,8 @@ KERNEL_MICROS = 100_000  # a kernel of this length is seen by whoever does not w
 WRITTEN, USED = 7, 9
 
 
-@pytest.fixture(scope="session")
-def standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("cuda"))
-
-
 class GpuRank:
-    """A rank whose KV is on the stand-in's GPU, and the stream that its kernels are launched on."""
+    """A rank whose KV is on a GPU, and the stream that its kernels are launched on."""
 
     def __init__(self, cuda: Cuda, engine: kvik.Engine, config: CacheConfig) -> None:
         self.array, self.stream = Array(cuda, LAYOUT.nbytes, {}), cuda.stream()

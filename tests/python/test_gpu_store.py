@@ -1,12 +1,9 @@
-"""Blocks between a GPU and a store, over the stand-in for the CUDA driver."""
-
-from pathlib import Path
+"""Blocks between a GPU and a store."""
 
 import numpy as np
-import pytest
 
 import kvik
-from tests.python.gpu import Cuda, alone, build
+from tests.python.gpu import Cuda, alone
 from tests.python.peers import Bytes, random_bytes, random_seed
 from tests.python.store_rig import LAYERS, NAMESPACE, PAGES, RUN, Served
 
@@ -14,11 +11,6 @@ LAYOUT = kvik.Layout(PAGES, RUN, layers=LAYERS, layer_stride=PAGES * RUN)
 DEADLINE = 60.0
 BLOCKS = 16
 WAYS: list[kvik.TransportName] = ["tcp", "local"]
-
-
-@pytest.fixture(scope="session")
-def standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("cuda"))
 
 
 def blocks_of(memory: Bytes, pages: list[int]) -> list[bytes]:

@@ -1,11 +1,11 @@
-"""Hands KV on GPUs over, as vLLM lays it out there: vLLM's planning and views, kvik's connector, the stand-in
-for the CUDA driver. No GPU and no CUDA build of torch are needed.
+"""Hands KV on GPUs over, as vLLM lays it out there: vLLM's planning and views, kvik's connector, and the
+driver of `tests/python/gpu.py`. No GPU and no CUDA build of torch are needed.
 
     python -m tests.vllm.gpu_kv RENDEZVOUS_FILE CHECK
 
 What is vLLM's own: the plan of the KV cache, for each physical layout that it knows, and the views that it
 gives to connectors. What stands in: the tensors say that they are on a GPU, and their addresses are of memory
-of the stand-in, which no processor touches.
+of the driver's, which no processor touches.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ from typing import Any
 
 from kvik.handover.memory import KvMemory
 from kvik.vllm import layout as connector_layout
-from tests.python.gpu import WHERE, Cuda
-from tests.python.gpu_handover import GpuSide, a_prompt, check_order, load
+from tests.python.gpu import Array, Cuda, driver
+from tests.python.gpu_handover import GpuSide, a_prompt, check_order, hand_over
 from tests.python.handover_harness import request
 from tests.vllm import kv_specs
 
@@ -65,11 +65,11 @@ class Server:
 
 
 def side(cuda: Cuda, role: str, server: Server) -> GpuSide:
-    """A server whose tensors say that they are on the stand-in's GPU."""
+    """A server whose tensors say that they are on the driver's GPU."""
     storage = next(iter(server.tensors.values())).untyped_storage()
 
-    def make(base: int) -> KvMemory:
-        tensors = {name: OnDevice(tensor, base) for name, tensor in server.tensors.items()}
+    def make(array: Array) -> KvMemory:
+        tensors = {name: OnDevice(tensor, array.at) for name, tensor in server.tensors.items()}
         return connector_layout.inspect(tensors, server.model)
 
     return GpuSide(cuda, role, storage.nbytes(), make)
@@ -110,23 +110,6 @@ def servers(config: dict[str, Any], backend: str) -> dict[str, Server]:
     return found
 
 
-def hand_over(prefill: GpuSide, decode: GpuSide, number: int) -> None:
-    """One prompt from server to server: every byte of it arrives, and no other byte changes."""
-    tokens, there, here = a_prompt(prefill, number), [7, 2, 9], [4, 1, 3]
-    params = prefill.offer(tokens, there, f"p-{number}")
-    prefill.step()
-    decode.rank.host[:] = 0
-    decode.rank.put()
-    wanted = request(f"d-{number}", tokens, params)
-    assert decode.admit(wanted, here) == len(tokens)
-    load(prefill, decode)
-    assert decode.holds(here, range(len(tokens))), "the KV is not that of the prompt"
-    everything = decode.rank.host.copy()
-    decode.rank.kv[:, here] = 0
-    assert everything.any()
-    assert not decode.rank.host.any(), "bytes outside the KV blocks have changed"
-
-
 def check_layouts(cuda: Cuda) -> None:
     """Between all layouts with the same order within a KV block; the orders of all."""
     number = 0
@@ -164,12 +147,12 @@ def check_refused(prefill: GpuSide, decode: GpuSide, number: int) -> None:
 
 
 def main(rendezvous: str, check: str) -> None:
-    """Run one check, in a process that has the stand-in."""
+    """Run one check, in a process that has the driver."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR")
     os.environ.update(VLLM_NO_USAGE_STATS="1", VLLM_CPU_KVCACHE_SPACE="1")
     os.environ["VLLM_DIST_IDENT"] = Path(rendezvous).name
     kv_specs.register_in_process({"LlamaForCausalLM", "DeepseekV2ForCausalLM"})
-    cuda = Cuda(os.environ[WHERE])
+    cuda = driver()
     with kv_specs.parallel(0, 1, rendezvous):
         if check == "layouts":
             return check_layouts(cuda)

@@ -38,6 +38,8 @@ PYTHON = {
     "tests/python/test_chart_runs.py": "what containers of the chart would start",
     "tests/python/test_deploy_runs.py": "what containers would start",
     "tests/python/test_deploy_store_runs.py": "what containers of a store would start",
+    "tests/python/test_gpu_handover.py": "handovers between processes that have a GPU",
+    "tests/python/test_gpu_peers.py": "pages between processes that have a GPU",
     "tests/python/test_handover_engines.py": "handovers between engines",
     "tests/python/test_logging.py": "logs of processes",
     "tests/python/test_mutants.py": "whether mutants still apply",

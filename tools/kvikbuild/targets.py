@@ -250,6 +250,12 @@ def _tests(folder: str, *more: str, env: str = "dev") -> Callable[[Context], Non
     return partial(_pytest, env=env, folder=f"tests/{folder}", more=more)
 
 
+# Over this machine's driver in place of the stand-in; each is listed, and what was skipped once more.
+_GPU_TESTS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/python/test_gpu*.py"))
+_gpu_tests = partial(
+    _pytest, env="dev", folder=_GPU_TESTS[0], variables={"KVIK_TEST_GPU": "1"}, more=[*_GPU_TESTS[1:], "-v"]
+)
+
 STAGES = {
     stage.name: stage
     for stage in (
@@ -279,6 +285,7 @@ STAGES = {
         Stage("study-move", partial(study, which="move"), output="terminal", limit=1200),
         Stage("demo-vllm", partial(demo, env="vllm", engine="vllm"), output="terminal", limit=900),
         Stage("gpu-check", gpu_check, output="both", limit=2400),
+        Stage("gpu-tests", _gpu_tests, output="both", limit=900),
         Stage("mutants", mutants, limit=3600),
         Stage("soak-sim", soak_sim, output="both", limit=7200),
         Stage("soak-faults", soak_faults, output="both", limit=7200),
@@ -311,7 +318,8 @@ TARGETS = {
     ],
     "test-quick": ["toolchain", "dev-env", "lint", "rust-quick", "wheel", "python-quick"],
     "test-rdma": ["toolchain", "dev-env", "wheel", "rdma"],
-    "gpu-check": ["toolchain", "gpu-check"],
+    # Nothing is built for the tests where there is no GPU: the first stage that asks for one ends the target.
+    "gpu-check": ["toolchain", "gpu-check", "dev-env", "wheel", "gpu-tests"],
     "demo": ["toolchain", "dev-env", "wheel", "demo"],
     "study": ["toolchain", "dev-env", "wheel", "study"],
     "study-loading": ["toolchain", "dev-env", "wheel", "study-loading"],
