@@ -1,13 +1,21 @@
 """What tests share: the adapter against each vLLM, a pair of servers, and a driver for GPUs."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from tests.python.fake_engine import FakeNative
-from tests.python.gpu import environment
+from tests.python.gpu import ON_GPU, PATIENCE, environment
 from tests.python.vllm_harness import VERSIONS, Server, stand_in
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On a GPU, tests of it start processes that take longer."""
+    for item in items:
+        if ON_GPU and item.path.name.startswith("test_gpu") and Path(__file__).parent == item.path.parent:
+            item.add_marker(pytest.mark.timeout(PATIENCE + 60))
 
 
 @pytest.fixture(scope="module", params=VERSIONS)

@@ -27,6 +27,7 @@ WHERE = "KVIK_TEST_CUDA"
 ON_GPU = os.environ.get("KVIK_TEST_GPU", "") not in ("", "0")
 # Streams share as many queues of the device as this says, and one that stands still holds its whole queue up.
 QUEUES = ("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+PATIENCE = (12 if ON_GPU else 3) * LIMIT  # a process that uses a GPU takes seconds to start
 BUS_ID = 13  # room for a PCI address, "0000:1a:00.0", and its end
 
 
@@ -55,7 +56,7 @@ def alone(function: Callable[["Cuda"], None]) -> Callable[[dict[str, str]], None
         name, home = function.__name__, function.__module__
         call = f"from {home} import {name}; from {__name__} import run; run({name})"
         done = subprocess.run([sys.executable, "-c", call], cwd=ROOT, env=gpu_env, capture_output=True,
-                              text=True, timeout=3 * LIMIT, check=False)  # fmt: skip
+                              text=True, timeout=PATIENCE, check=False)  # fmt: skip
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"
         print(done.stdout, end="")
 
@@ -99,7 +100,7 @@ class Cuda(abc.ABC):
         assert code == 0, f"{name} returned {code}"
 
     def use(self, device: int) -> None:
-        """From now on this thread is on this device."""
+        """From now on this thread, and what it allocates and launches, is on this device."""
         context = ctypes.c_void_p()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
         self.call("cuCtxSetCurrent", context)
@@ -116,7 +117,7 @@ class Cuda(abc.ABC):
         return places
 
     def array(self, count: int, **changes: Any) -> "Array":
-        """An array of zeroes on the first device; `changes` are of its interface."""
+        """An array of zeroes on the device; `changes` are of its interface."""
         return Array(self, count, changes)
 
     def stream(self) -> int:

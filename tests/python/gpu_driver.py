@@ -3,7 +3,7 @@ text in the driver's own assembly language (PTX), which the driver translates.""
 
 import ctypes
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -43,6 +43,14 @@ done:
 STALL = 20.0  # seconds, after which streams go on by themselves: a test that fails leaves no device busy
 ROOM = 4 << 20  # bytes that come or go in one copy
 NON_BLOCKING = 1  # of a stream: it waits for no other one
+PORTABLE = 1  # of page-locked memory: it is so for all devices
+
+
+class OnDevice(NamedTuple):
+    """What the tests have on a device: a stream that waits for no other, and the kernel."""
+
+    stream: ctypes.c_void_p
+    hold: ctypes.c_void_p
 
 
 class Driver(Cuda):
@@ -52,24 +60,37 @@ class Driver(Cuda):
     """
 
     def __init__(self) -> None:
-        super().__init__("libcuda.so.1")
         self._streams: list[int] = []
         self._stalled, self._since = 0, 0.0
+        self._devices: dict[int, OnDevice] = {}
+        super().__init__("libcuda.so.1")
         self._room, word = ctypes.c_void_p(), ctypes.c_void_p()
-        self.call("cuMemHostAlloc", ctypes.byref(self._room), ctypes.c_size_t(ROOM), 0)
-        self.call("cuMemHostAlloc", ctypes.byref(word), ctypes.c_size_t(4), 0)
+        self.call("cuMemHostAlloc", ctypes.byref(self._room), ctypes.c_size_t(ROOM), PORTABLE)
+        self.call("cuMemHostAlloc", ctypes.byref(word), ctypes.c_size_t(4), PORTABLE)
         assert word.value
         self._word = ctypes.c_uint32.from_address(word.value)
         self._word.value = 0
-        module, self._hold, own = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+
+    def use(self, device: int) -> None:
+        """As of `Cuda`."""
+        super().use(device)
+        if device not in self._devices:
+            self._devices[device] = self._prepare()
+        self._here = self._devices[device]
+
+    def _prepare(self) -> OnDevice:
+        module, hold, own, at = (ctypes.c_void_p() for _ in range(4))
         self.call("cuModuleLoadData", ctypes.byref(module), HOLD)
-        self.call("cuModuleGetFunction", ctypes.byref(self._hold), module, b"hold")
+        self.call("cuModuleGetFunction", ctypes.byref(hold), module, b"hold")
         self.call("cuStreamCreate", ctypes.byref(own), NON_BLOCKING)
-        self._own = own
+        here = self._here = OnDevice(own, hold)
         # The first launch of a kernel may wait for other streams while the driver brings it to the device.
         self._launch(own, wanted=None, seconds=0.0)
-        self.call("cuMemsetD8Async", ctypes.c_uint64(word.value), 0, ctypes.c_size_t(4), own)
+        self.call("cuMemAlloc_v2", ctypes.byref(at), ctypes.c_size_t(1))
+        self.call("cuMemsetD8Async", at, 0, ctypes.c_size_t(1), own)
         self.call("cuStreamSynchronize", own)
+        self.call("cuMemFree_v2", at)
+        return here
 
     def array(self, count: int, **changes: Any) -> Array:
         """As of `Cuda`: the driver may give memory out as it came back."""
@@ -119,12 +140,12 @@ class Driver(Cuda):
         self.call("cuMemsetD8Async", ctypes.c_uint64(at), value, size, ctypes.c_void_p(stream))
 
     def _copy(self, name: str, to: Any, source: Any, count: int) -> None:
-        self.call(name, to, source, ctypes.c_size_t(count), self._own)
-        self.call("cuStreamSynchronize", self._own)
+        self.call(name, to, source, ctypes.c_size_t(count), self._here.stream)
+        self.call("cuStreamSynchronize", self._here.stream)
 
     def _launch(self, stream: ctypes.c_void_p, wanted: int | None, seconds: float) -> None:
         """Hold a stream for so long, or until the word has the value that is wanted."""
         word = 0 if wanted is None else ctypes.addressof(self._word)
         given = (ctypes.c_uint64(word), ctypes.c_uint32(wanted or 0), ctypes.c_uint64(int(seconds * 1e9)))
         pointers = (ctypes.c_void_p * len(given))(*(ctypes.addressof(one) for one in given))
-        self.call("cuLaunchKernel", self._hold, 1, 1, 1, 1, 1, 1, 0, stream, pointers, None)
+        self.call("cuLaunchKernel", self._here.hold, 1, 1, 1, 1, 1, 1, 0, stream, pointers, None)

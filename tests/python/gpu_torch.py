@@ -48,8 +48,10 @@ def kv(form: str) -> Any:
     """A tensor of this form, behind another one in torch's own piece of the device's memory."""
     import torch
 
-    torch.zeros(12345, dtype=torch.uint8, device="cuda")
-    return torch.zeros(FORMS[form][0], dtype=torch.bfloat16, device="cuda")
+    before = torch.zeros(12345, dtype=torch.uint8, device="cuda")
+    tensor = torch.zeros(FORMS[form][0], dtype=torch.bfloat16, device="cuda")
+    del before  # which may be anywhere, from here on
+    return tensor
 
 
 def bits(tensor: Any) -> Any:

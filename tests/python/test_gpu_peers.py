@@ -54,6 +54,7 @@ def reader(pipe: Pipe, *, transport: kvik.TransportName) -> None:
     cuda = driver()
     with kvik.Engine(transport=transport) as engine:
         while (heard := pipe.hear())["do"] != "bye":
+            cuda.use(heard.get("device", 0))
             pipe.say(**{"read": read, "write": write, "ordered": ordered}[heard["do"]](cuda, engine, heard))
 
 
@@ -106,43 +107,41 @@ def drawn(layout: kvik.Layout, seed: int) -> tuple[list[int], list[int]]:
 
 
 def between(cuda: Cuda, transport: kvik.TransportName) -> None:
-    """Pages of each size, read and written by another process, between each two places."""
-    seed = random_seed()
+    """Pages of each size, read and written by another process, between each two places; from device to device
+    where there are several."""
+    seed, devices = random_seed(), len(cuda.places())
     with kvik.Engine(transport=transport) as engine, Peer(reader, transport=transport) as peer:
         for page in PAGES:
             for theirs, mine in PLACES:
                 seed, layout = seed + 1, layout_of(page)
-                place, (there, here) = Place(cuda, engine, theirs, layout.nbytes), drawn(layout, seed)
-                given = random_bytes(layout.nbytes, seed)
-                place.now = given
-                ticket = engine.grant(place.region.pages(layout, there)).ticket
-                asked = told(layout, ticket, where=mine, here=here, there=there, seed=seed)
-                said = peer.ask(do="read", **asked)
-                assert said["same"], (page, theirs, mine)
+                (there, here), device = drawn(layout, seed), seed % devices
+                place = Place(cuda, engine, theirs, layout.nbytes)
+                given = place.now = random_bytes(layout.nbytes, seed)
+                granted = place.region.pages(layout, there)
+                asked: dict[str, Any] = {
+                    "where": mine,
+                    "device": device,
+                    "here": here,
+                    "there": there,
+                    "seed": seed,
+                }
+                ticket = engine.grant(granted).ticket
+                said = peer.ask(do="read", **told(layout, ticket, **asked))
+                case = (page, theirs, mine, device)
+                assert said["same"], case
                 assert said["transport"] == transport, said
                 assert "page_checksum" in said["checks"], said
-                write_back(peer, engine, place, (layout, here, there, given), mine, seed)
+                # Then the other way: over these pages, and over no other.
+                ticket = engine.grant(granted, right="write").ticket
+                asked["seed"] = seed + (1 << 32)
+                peer.ask(do="write", **told(layout, ticket, **asked))
+                expected, shape = given.copy(), (layout.pages, layout.run_bytes)
+                written = random_bytes(layout.nbytes, asked["seed"]).reshape(shape)
+                expected.reshape(shape)[there] = written[here]
+                assert (place.now == expected).all(), case
                 place.end()
         peer.say(do="bye")
         assert peer.end() == 0
-
-
-def write_back(
-    peer: Peer,
-    engine: kvik.Engine,
-    place: Place,
-    pages: tuple[kvik.Layout, list[int], list[int], Bytes],
-    mine: str,
-    seed: int,
-) -> None:
-    """The peer writes pages `here` of its own over `there` of this one's, and over no other."""
-    layout, here, there, before = pages
-    ticket = engine.grant(place.region.pages(layout, there), right="write").ticket
-    peer.ask(do="write", **told(layout, ticket, where=mine, here=here, seed=seed + (1 << 32)))
-    shape = (layout.pages, layout.run_bytes)
-    expected = before.copy().reshape(shape)
-    expected[there] = random_bytes(layout.nbytes, seed + (1 << 32)).reshape(shape)[here]
-    assert (place.now == expected.reshape(-1)).all(), (shape, mine)
 
 
 @alone
@@ -175,16 +174,18 @@ def test_an_owner_that_is_killed_costs_its_reads_and_no_others(cuda: Cuda) -> No
         with kvik.Engine(transport=transport) as engine:
             place = Place(cuda, engine, "gpu", layout.nbytes)
             pages = place.region.pages(layout, range(layout.pages))
-            for number in range(seed, seed + 2):
-                with Peer(owner, transport=transport, seed=number) as peer:
-                    first, second = peer.hear()["tickets"]
-                    assert engine.read(pages, first, verify="full").wait(LIMIT).transport == transport
-                    assert (place.now == random_bytes(layout.nbytes, number)).all(), transport
-                    peer.process.kill()
-                    peer.process.wait(LIMIT)
-                    with pytest.raises(kvik.KvikError) as told:
-                        engine.read(pages, second, deadline=LIMIT).wait(LIMIT)
-                    assert not isinstance(told.value, kvik.DeviceFailed), told.value
+            # Both start at once.
+            one, other = (Peer(owner, transport=transport, seed=number) for number in (seed, seed + 1))
+            with one, other:
+                first, second = one.hear()["tickets"]
+                assert engine.read(pages, first, verify="full").wait(LIMIT).transport == transport
+                assert (place.now == random_bytes(layout.nbytes, seed)).all(), transport
+                one.process.kill()
+                one.process.wait(LIMIT)
+                with pytest.raises((kvik.PeerUnreachable, kvik.PeerLost)):
+                    engine.read(pages, second, deadline=LIMIT).wait(LIMIT)
+                engine.read(pages, other.hear()["tickets"][0], verify="full").wait(LIMIT)
+                assert (place.now == random_bytes(layout.nbytes, seed + 1)).all(), transport
             place.end()
 
 

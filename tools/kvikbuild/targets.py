@@ -285,7 +285,7 @@ STAGES = {
         Stage("study-move", partial(study, which="move"), output="terminal", limit=1200),
         Stage("demo-vllm", partial(demo, env="vllm", engine="vllm"), output="terminal", limit=900),
         Stage("gpu-check", gpu_check, output="both", limit=2400),
-        Stage("gpu-tests", _gpu_tests, output="both", limit=900),
+        Stage("gpu-tests", _gpu_tests, output="both", limit=1800),
         Stage("mutants", mutants, limit=3600),
         Stage("soak-sim", soak_sim, output="both", limit=7200),
         Stage("soak-faults", soak_faults, output="both", limit=7200),
