@@ -1,24 +1,17 @@
 """Copies to and from a GPU that go wrong, over the stand-in for the CUDA driver: `full` checks find each."""
 
 import contextlib
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import kvik
-from tests.python.gpu import Cuda, alone, build
+from tests.python.gpu import Cuda, alone, only_standin
 from tests.python.peers import LIMIT, random_bytes, random_seed
 
 PAGES, PAGE = 48, 16 << 10
 LAYOUT = kvik.Layout(PAGES, PAGE)
 MOST = 200  # copies of the driver's that one transfer takes at most
-
-
-@pytest.fixture(scope="session")
-def standin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("cuda"))
 
 
 def damaged(cuda: Cuda, owned: kvik.Region, own: kvik.Region, engine: kvik.Engine, order: Any) -> int:
@@ -37,6 +30,7 @@ def damaged(cuda: Cuda, owned: kvik.Region, own: kvik.Region, engine: kvik.Engin
     raise AssertionError(f"a transfer takes more than {MOST} copies")
 
 
+@only_standin("damages copies on demand")
 @alone
 def test_a_copy_that_goes_wrong_is_found_wherever_it_goes(cuda: Cuda) -> None:
     seed = random_seed()
@@ -56,6 +50,7 @@ def test_a_copy_that_goes_wrong_is_found_wherever_it_goes(cuda: Cuda) -> None:
     assert (within, down, up) == (3 * PAGES, 2 * PAGES, 2 * PAGES)
 
 
+@only_standin("damages copies on demand")
 @alone
 def test_what_is_not_to_be_checked_is_not_read_back(cuda: Cuda) -> None:
     given = random_bytes(LAYOUT.nbytes, random_seed())
