@@ -3,6 +3,7 @@
 //!
 //! Its status is 0 where all is well, 1 where something is wrong, and 77 where there is no GPU to check.
 
+mod by_kernel;
 mod parts;
 mod pattern;
 mod peer;
@@ -89,7 +90,11 @@ fn check(cuda: &Cuda, ordinal: u32, asked: &Asked) -> usize {
     };
     let gib = device.memory() >> 30;
     let how = if device.has_batches() { "many copies in a call" } else { "one copy in a call (before 12.8)" };
-    println!("device {ordinal}: {}, {}, {gib} GiB, {how}", device.name(), device.bus());
+    let small = match device.kernel() {
+        Ok(()) => "small pages by a kernel".into(),
+        Err(why) => format!("small pages by the copy engine: {why}"),
+    };
+    println!("device {ordinal}: {}, {}, {gib} GiB, {how}, {small}", device.name(), device.bus());
     let mut wrong = 0;
     for (name, part) in PARTS {
         wrong += usize::from(!say(name, part(&device)));

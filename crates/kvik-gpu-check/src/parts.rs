@@ -1,7 +1,7 @@
 //! The parts that are checked, one function each.
 
 use crate::pattern::{bytes, compare, shuffled};
-use crate::peer;
+use crate::{by_kernel, peer};
 use kvik_host::cuda::{Cuda, Device, GpuMemory, Kind, Pinned, Stream};
 use kvik_host::device::{CallerStream, Device as _};
 use kvik_host::event::{Epoll, EventFd, Events, Interest, wait_ready};
@@ -23,12 +23,14 @@ pub enum Outcome {
 type Part = fn(&Device) -> Outcome;
 
 /// All parts, in the order in which one needs what the other shows.
-pub const PARTS: [(&str, Part); 12] = [
+pub const PARTS: [(&str, Part); 14] = [
     ("addresses are told apart", |device| outcome(addresses(device))),
     ("blocking copies", |device| outcome(blocking(device))),
     ("scattered pages to the host and back", |device| outcome(scattered(device))),
     ("rows at equal distances", |device| outcome(rows(device))),
     ("copies within the device", |device| outcome(within(device))),
+    ("pieces by the kernel, to the host and back", by_kernel::host),
+    ("pieces by the kernel, within the device", by_kernel::within),
     ("copies to another device", across),
     ("a descriptor tells of the end", |device| outcome(told(device))),
     ("copies behind the default stream", |device| outcome(behind(device))),
@@ -47,7 +49,7 @@ pub const LIMIT: Duration = Duration::from_secs(30);
 /// An error as a text: kvik's own, or a word of ours.
 pub type Checked<T = ()> = Result<T, String>;
 
-fn outcome(checked: Checked) -> Outcome {
+pub fn outcome(checked: Checked) -> Outcome {
     match checked {
         Ok(()) => Outcome::Good(String::new()),
         Err(why) => Outcome::Wrong(why),
@@ -72,13 +74,13 @@ pub fn finish(stream: &mut Stream) -> Checked {
     mark.wait(stream, LIMIT).map_err(text)
 }
 
-fn is(pinned: &Pinned, at: usize, want: &[u8]) -> Checked {
+pub fn is(pinned: &Pinned, at: usize, want: &[u8]) -> Checked {
     let mut have = vec![0; want.len()];
     pinned.memory().copy_out(at, &mut have).map_err(text)?;
     compare(&have, want)
 }
 
-fn ensure(is: bool, what: &str) -> Checked {
+pub fn ensure(is: bool, what: &str) -> Checked {
     if is { Ok(()) } else { Err(what.into()) }
 }
 

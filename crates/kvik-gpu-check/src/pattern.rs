@@ -3,7 +3,8 @@
 /// `len` bytes of the pattern of `seed` from `at` on: a byte that is elsewhere, or of another seed, is another one
 /// almost always.
 pub fn bytes(seed: u64, at: usize, len: usize) -> Vec<u8> {
-    (at..at + len).map(|at| (mix(seed ^ (at as u64 >> 3)) >> (at % 8 * 8)) as u8).collect()
+    let words = (at / 8..(at + len).div_ceil(8)).flat_map(|word| mix(seed ^ word as u64).to_le_bytes());
+    words.skip(at % 8).take(len).collect()
 }
 
 /// Whether `have` is that; the first place where it is not.
@@ -25,6 +26,11 @@ pub fn shuffled(seed: u64, count: usize) -> Vec<usize> {
         numbers.swap(at, (mix(seed ^ at as u64) % (at as u64 + 1)) as usize);
     }
     numbers
+}
+
+/// A number that is drawn, the same one each time.
+pub fn number(seed: u64) -> u64 {
+    mix(seed)
 }
 
 /// Spreads the bits of a number over all of them (the finaliser of SplitMix64).

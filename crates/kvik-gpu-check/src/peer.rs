@@ -1,9 +1,10 @@
 //! A second process, which reads the memory of the first.
 
+use crate::by_kernel::drawn;
 use crate::parts::{Checked, LIMIT, finish, memory, pinned, text};
 use crate::pattern::{bytes, compare};
 use kvik_host::HostError;
-use kvik_host::cuda::{IpcHandle, PeerGpu, Stream};
+use kvik_host::cuda::{IpcHandle, PeerGpu, Stream, Way};
 use kvik_host::event::{Interest, wait_ready};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::process::{Command, ExitCode, Stdio};
@@ -75,6 +76,19 @@ fn read(handle: &IpcHandle) -> Checked {
     let mut have = vec![0; len];
     staging.memory().copy_out(0, &mut have).map_err(text)?;
     compare(&have, &bytes(SEED, 0, len))?;
+    // And in pieces, by the kernel where there is one.
+    let pieces = drawn(SEED, len, 3);
+    own.copy_in(0, &vec![0; len]).map_err(text)?;
+    stream.copy_by(Way::Kernel);
+    let moved: Vec<_> = pieces.iter().map(|(offset, len)| (*offset, *offset, *len)).collect();
+    stream.between_pieces(&own, theirs, &moved).map_err(text)?;
+    finish(&mut stream)?;
+    own.copy_out(0, &mut have).map_err(text)?;
+    let mut want = vec![0; len];
+    for (offset, len) in pieces {
+        want[offset..offset + len].copy_from_slice(&bytes(SEED, offset, len));
+    }
+    compare(&have, &want)?;
     match stream.to_device(theirs, 0, &staging, 0, len) {
         Err(HostError::ReadOnlyMemory) => Ok(()),
         _ => Err("a peer's memory can be written".into()),

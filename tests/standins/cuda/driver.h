@@ -16,6 +16,7 @@ typedef uint64_t CUdeviceptr;
 typedef struct context *CUcontext;
 typedef struct stream *CUstream;
 typedef struct event *CUevent;
+typedef struct module *CUmodule, *CUfunction;
 typedef struct { unsigned char bytes[64]; } CUipcMemHandle;
 typedef struct { unsigned char bytes[16]; } CUuuid;
 typedef void (*CUstreamCallback)(CUstream stream, CUresult status, void *given);
@@ -39,8 +40,9 @@ typedef struct {
 
 enum {
     SUCCESS = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NOT_INITIALIZED = 3, NO_DEVICE = 100,
-    INVALID_DEVICE = 101, INVALID_CONTEXT = 201, MAP_FAILED = 205, ECC_UNCORRECTABLE = 214,
-    INVALID_HANDLE = 400, NOT_READY = 600, ILLEGAL_ADDRESS = 700, CONTEXT_IS_DESTROYED = 709,
+    INVALID_DEVICE = 101, INVALID_IMAGE = 200, INVALID_CONTEXT = 201, MAP_FAILED = 205, ECC_UNCORRECTABLE = 214,
+    JIT_COMPILER_NOT_FOUND = 221, UNSUPPORTED_PTX_VERSION = 222, INVALID_HANDLE = 400, NOT_FOUND = 500, NOT_READY = 600,
+    ILLEGAL_ADDRESS = 700, LAUNCH_OUT_OF_RESOURCES = 701, CONTEXT_IS_DESTROYED = 709,
     ALREADY_REGISTERED = 712, NOT_REGISTERED = 713, LAUNCH_FAILED = 719, NOT_SUPPORTED = 801,
     SYSTEM_DRIVER_MISMATCH = 803, UNKNOWN = 999,
 };
@@ -118,6 +120,16 @@ void wait_for(struct stream *stream);
 /* The same of all streams of a context. */
 void wait_for_all(struct context *context);
 
+/* What a kernel was launched for, which the stream frees. */
+struct launch;
+CUresult give_launch(CUstream stream, struct launch *launch);
+
+/* kernels.c */
+/* Notes that a kernel uses its list and its pieces, or does not any more. */
+void launch_use(const struct launch *launch, int more);
+/* Copies the pieces: where the first of them is. */
+uint64_t launch_run(const struct launch *launch);
+
 /* control.c */
 struct fault_settings {
     uint64_t delay;
@@ -180,6 +192,11 @@ API CUresult cuEventCreate(CUevent *event, unsigned flags);
 API CUresult cuEventDestroy_v2(CUevent event);
 API CUresult cuEventRecord(CUevent event, CUstream stream);
 API CUresult cuEventQuery(CUevent event);
+API CUresult cuModuleLoadData(CUmodule *module, const void *image);
+API CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+API CUresult cuLaunchKernel(CUfunction function, unsigned blocks, unsigned blocks_y, unsigned blocks_z,
+                            unsigned threads, unsigned threads_y, unsigned threads_z, unsigned shared, CUstream stream,
+                            void **given, void **extra);
 API CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr at);
 API CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *at, CUipcMemHandle handle, unsigned flags);
 API CUresult cuIpcCloseMemHandle(CUdeviceptr at);

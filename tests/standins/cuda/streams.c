@@ -9,11 +9,12 @@
 /* Something that a stream does. */
 struct deed {
     struct deed *next;
-    enum { COPY, FILL, WAIT, CALL } what;
+    enum { COPY, FILL, KERNEL, WAIT, CALL } what;
     /* Rows of bytes; a plain copy is one. */
     uint64_t to, from, width, height, to_pitch, from_pitch;
     /* A copy's source, where the stream has a copy of its own. */
     void *own;
+    struct launch *launch;
     int value;
     uint64_t micros;
     struct stream *on;
@@ -62,11 +63,25 @@ int events(void) {
 
 /* Notes what the deed uses, or does not any more. */
 static void use_both(const struct deed *deed, int more) {
+    if (deed->what == KERNEL) {
+        launch_use(deed->launch, more);
+        return;
+    }
     for (uint64_t row = 0; row < deed->height; row++) {
         use(deed->to + row * deed->to_pitch, deed->width, more);
         if (deed->what == COPY) {
             use(deed->from + row * deed->from_pitch, deed->width, more);
         }
+    }
+}
+
+/* The fault: one byte there is another one. */
+static void flip(uint64_t to) {
+    if (faults.flip > 0 && --faults.flip == 0) {
+        unsigned char byte;
+        move((uint64_t)&byte, to, 1);
+        byte ^= 0xFF;
+        move(to, (uint64_t)&byte, 1);
     }
 }
 
@@ -80,11 +95,8 @@ static void do_rows(const struct deed *deed) {
             move(to, deed->from + row * deed->from_pitch, deed->width);
         }
     }
-    if (deed->what == COPY && faults.flip > 0 && --faults.flip == 0) {
-        unsigned char byte;
-        move((uint64_t)&byte, deed->to, 1);
-        byte ^= 0xFF;
-        move(deed->to, (uint64_t)&byte, 1);
+    if (deed->what == COPY) {
+        flip(deed->to);
     }
 }
 
@@ -97,7 +109,7 @@ static void do_deed(struct stream *stream, struct deed *deed) {
     while (deed->what == WAIT && deed->on->ended < deed->until && context->lost == SUCCESS) {
         pthread_cond_wait(&changed, &big);
     }
-    uint64_t micros = deed->what <= FILL ? faults.delay + deed->micros : 0;
+    uint64_t micros = deed->what <= KERNEL ? faults.delay + deed->micros : 0;
     if (micros > 0 && context->lost == SUCCESS) {
         pthread_mutex_unlock(&big);
         usleep((useconds_t)micros);
@@ -110,8 +122,10 @@ static void do_deed(struct stream *stream, struct deed *deed) {
         deed->callback(stream, code, deed->given);
         in_callback = 0;
         pthread_mutex_lock(&big);
-    } else if (deed->what <= FILL) {
-        if (context->lost == SUCCESS) {
+    } else if (deed->what <= KERNEL) {
+        if (context->lost == SUCCESS && deed->what == KERNEL) {
+            flip(launch_run(deed->launch));
+        } else if (context->lost == SUCCESS) {
             do_rows(deed);
         }
         use_both(deed, -1);
@@ -134,6 +148,7 @@ static void *work(void *given) {
         }
         stream->ended++;
         free(deed->own);
+        free(deed->launch);
         free(deed);
         pthread_cond_broadcast(&changed);
     }
@@ -161,7 +176,7 @@ static void append(struct stream *stream, const struct deed *given) {
     *stream->last = deed;
     stream->last = &deed->next;
     stream->given++;
-    if (deed->what <= FILL) {
+    if (deed->what <= KERNEL) {
         use_both(deed, 1);
     }
     pthread_cond_broadcast(&changed);
@@ -207,6 +222,10 @@ static CUresult give(CUstream handle, const struct deed *deed) {
     join(stream);
     append(stream, deed);
     return SUCCESS;
+}
+
+CUresult give_launch(CUstream handle, struct launch *launch) {
+    return give(handle, &(struct deed){.what = KERNEL, .launch = launch});
 }
 
 void wait_for(struct stream *stream) {

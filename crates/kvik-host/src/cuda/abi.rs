@@ -56,6 +56,10 @@ pub(super) const TYPE_DEVICE: u32 = 2;
 
 /// `CUdevice_attribute`.
 pub(super) const MAX_PITCH: c_int = 11;
+pub(super) const MULTIPROCESSORS: c_int = 16;
+pub(super) const UNIFIED_ADDRESSING: c_int = 41;
+/// Whether page-locked memory that was the host's before has the host's addresses for kernels, too.
+pub(super) const HOST_POINTERS: c_int = 91;
 pub(super) const GPU_DIRECT_RDMA: c_int = 116;
 pub(super) const FLUSH_OPTIONS: c_int = 117;
 pub(super) const WRITES_ORDERING: c_int = 118;
@@ -220,6 +224,10 @@ table! {
     event_create: c"cuEventCreate" (*mut Handle, c_uint),
     event_record: c"cuEventRecord" (Handle, Handle),
     event_query: c"cuEventQuery" (Handle),
+    module_load: c"cuModuleLoadData" (*mut Handle, *const c_void),
+    module_function: c"cuModuleGetFunction" (*mut Handle, Handle, *const c_char),
+    launch: c"cuLaunchKernel"
+        (Handle, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, Handle, *mut *mut c_void, *mut *mut c_void),
     ipc_export: c"cuIpcGetMemHandle" (*mut IpcMemHandle, Addr),
     ipc_open: c"cuIpcOpenMemHandle_v2" (*mut Addr, IpcMemHandle, c_uint),
     ipc_close: c"cuIpcCloseMemHandle" (Addr),

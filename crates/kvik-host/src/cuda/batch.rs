@@ -2,6 +2,7 @@
 
 use super::abi::{self, Addr, Code, CopyAttributes, Handle};
 use super::device::Inner;
+use super::piece::{Direction, Piece};
 use std::ffi::c_void;
 use std::sync::atomic::Ordering;
 
@@ -10,43 +11,35 @@ const MOST: usize = 1024;
 /// Fewer are as fast one by one.
 const FEW: usize = 4;
 
-/// Which way the copies of a batch go.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    ToHost,
-    ToDevice,
-    Within,
-}
-
 /// Copies that the driver has not been given yet, all of them one way. They are in no order among each other.
-#[derive(Default)]
 pub(super) struct Batch {
     to: Vec<Addr>,
     from: Vec<Addr>,
     len: Vec<usize>,
 }
 
-impl Batch {
+impl Default for Batch {
     /// None, with room for a call's.
-    pub fn new() -> Batch {
+    fn default() -> Batch {
         Batch { to: Vec::with_capacity(MOST), from: Vec::with_capacity(MOST), len: Vec::with_capacity(MOST) }
     }
+}
 
-    /// Takes a copy, and gives all of them to the driver when there is room for no more. The host's addresses are numbers
-    /// like the device's.
+impl Batch {
+    /// Takes a copy, and gives all of them to the driver when there is room for no more.
     ///
     /// # Safety
     /// As for [`Batch::flush`].
     pub unsafe fn push(
         &mut self,
-        (to, from, len): (Addr, Addr, usize),
+        piece: Piece,
         device: &Inner,
         direction: Direction,
         stream: Handle,
     ) -> Code {
-        self.to.push(to);
-        self.from.push(from);
-        self.len.push(len);
+        self.to.push(piece.to);
+        self.from.push(piece.from);
+        self.len.push(piece.len as usize);
         match self.len.len() == MOST {
             // SAFETY: the caller's promise.
             true => unsafe { self.flush(device, direction, stream) },

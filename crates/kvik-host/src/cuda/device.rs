@@ -1,6 +1,7 @@
 //! One GPU, and its primary context.
 
 use super::abi::{self, Code, Handle, Table};
+use super::kernel::Kernel;
 use super::{Cuda, CudaError};
 use crate::cpu::lock;
 use crate::error::HostError;
@@ -11,7 +12,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 /// The interface that has copies in batches: 12.8.
 const BATCHES: i32 = 12080;
@@ -34,6 +35,7 @@ pub(super) struct Inner {
     pub pitch: usize,
     /// Whether the driver takes many copies in one call.
     pub batches: AtomicBool,
+    kernel: OnceLock<Kernel>,
     /// Events that nobody uses now.
     events: Mutex<Vec<Event>>,
     /// What copies still use whose marks nobody asks any more, each with the event behind them.
@@ -79,6 +81,9 @@ impl Device {
         }
         let inner = Arc::new(Inner::open(cuda, wanted)?);
         devices.push(inner.clone());
+        drop(devices);
+        // Not under the lock: the driver waits for what runs on the device.
+        inner.load_kernel()?;
         Ok(Device(inner))
     }
 
@@ -120,6 +125,17 @@ impl Device {
     /// Whether the driver takes many copies in one call (CUDA 12.8 has it); small pages are slower without.
     pub fn has_batches(&self) -> bool {
         self.0.batches.load(Ordering::Relaxed)
+    }
+
+    /// Whether many small pages go by a kernel of kvik's, or else why not; they are slower without.
+    ///
+    /// # Errors
+    /// The driver's reason, in words.
+    pub fn kernel(&self) -> Result<(), String> {
+        match self.0.kernel.get() {
+            Some(kernel) => kernel.refused().map_or(Ok(()), |why| Err(why.to_owned())),
+            None => Err("it is being loaded".into()),
+        }
     }
 
     /// Whether it is the other one.
@@ -184,9 +200,24 @@ impl Inner {
             memory: memory as u64,
             pitch: usize::try_from(pitch).unwrap_or(0),
             batches: AtomicBool::new(cuda.0.version >= BATCHES && table.copy_batch.is_some()),
+            kernel: OnceLock::new(),
             events: Mutex::default(),
             left: Mutex::default(),
         })
+    }
+
+    /// Loads the kernel, once. Who asks meanwhile goes on without it.
+    fn load_kernel(&self) -> Result<(), HostError> {
+        let _current = self.enter()?;
+        let attribute = |attribute| self.attribute(attribute).unwrap_or(0);
+        // SAFETY: the context is current.
+        self.kernel.get_or_init(|| unsafe { Kernel::load(self.cuda.table(), self.ordinal, attribute) });
+        Ok(())
+    }
+
+    /// The kernel, where it can be used.
+    pub fn kernel(&self) -> Option<&Kernel> {
+        self.kernel.get().filter(|kernel| kernel.refused().is_none())
     }
 
     /// Makes the context current. A forked child has none of it.

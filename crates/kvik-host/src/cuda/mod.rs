@@ -73,12 +73,16 @@ mod abi;
 mod batch;
 mod device;
 mod error;
+mod kernel;
+mod lists;
 mod memory;
+mod piece;
 mod pinned;
 mod place;
 mod rows;
 mod seam;
 mod share;
+mod small;
 mod stream;
 
 pub use device::Device;
@@ -87,6 +91,7 @@ pub use memory::GpuMemory;
 pub use pinned::Pinned;
 pub use place::{Kind, Place};
 pub use share::{IpcHandle, PeerGpu};
+pub use small::Way;
 pub use stream::{Mark, Stream};
 
 use crate::error::HostError;

@@ -3,7 +3,7 @@
 //! Each copy costs the CPU a microsecond or two, which is what small pages are bound by. Rows are one.
 
 use super::abi::{self, Addr, Code, Copy2d, Handle, Side, Table};
-use super::batch::Direction;
+use super::piece::Direction;
 use std::ffi::c_void;
 use std::ptr;
 

@@ -1,10 +1,11 @@
 //! Copies that are in flight, and how to know that they have ended.
 
 use super::abi::{self, Addr, Code, Handle};
-use super::batch::{Batch, Direction};
 use super::device::{Current, Event, InUse, Inner};
+use super::piece::{Direction, Piece};
 use super::rows::Rows;
-use super::{CudaError, Device, GpuMemory, Pinned};
+use super::small::{Call, Small, Way};
+use super::{CudaError, Device, GpuMemory, Kind, Pinned};
 use crate::device::CallerStream;
 use crate::error::HostError;
 use crate::event::{EventFd, Interest, wait_ready};
@@ -28,8 +29,8 @@ pub struct Stream {
     stream: Handle,
     /// What copies since the last mark use, each once.
     held: Vec<InUse>,
-    /// Empty between calls.
-    batch: Batch,
+    /// Pieces that are no rows, and how they go.
+    small: Small,
     /// For waits of this stream's own, made at the first.
     flag: Option<Arc<EventFd>>,
 }
@@ -62,7 +63,7 @@ impl Stream {
         device.0.check(code, || "making a stream".into())?;
         drop(current);
         device.settle();
-        Ok(Stream { device: device.clone(), stream, held: Vec::new(), batch: Batch::new(), flag: None })
+        Ok(Stream { device: device.clone(), stream, held: Vec::new(), small: Small::default(), flag: None })
     }
 
     /// Its device.
@@ -73,6 +74,11 @@ impl Stream {
     /// The driver's handle, until this is dropped.
     pub fn handle(&self) -> usize {
         self.stream as usize
+    }
+
+    /// What copies pieces that lie at no equal distances: for measurements, which compare. Without it, what is faster.
+    pub fn copy_by(&mut self, way: Way) {
+        self.small.way = way;
     }
 
     /// Enqueues a copy of `len` bytes from a device's memory into the host's. The bytes count when a mark behind it is
@@ -159,7 +165,7 @@ impl Stream {
         Ok(total)
     }
 
-    /// Hands the driver one copy for each run of pieces that lie at equal distances, and the rest in batches.
+    /// Hands the driver one copy for each run of pieces that lie at equal distances; the rest goes by the kernel or in batches.
     fn enqueue(
         &mut self,
         memory: &GpuMemory,
@@ -168,7 +174,9 @@ impl Stream {
         direction: Direction,
     ) -> Result<(), HostError> {
         let device = &self.device.0;
-        let _current = device.enter()?;
+        let current = &device.enter()?;
+        let (stream, reached) = (self.stream, is_reached(memory));
+        let call = Call { device: &self.device, current, direction, stream, reached };
         let (mut left, mut packed) = (pieces, 0);
         let mut code = abi::SUCCESS;
         while let Some((rows, rest)) = Rows::first(left, memory.addr() as Addr, packed, device.pitch) {
@@ -183,15 +191,15 @@ impl Stream {
                     let host = rows.place(place) as Addr;
                     let (to, from) =
                         if direction == Direction::ToHost { (host, rows.at) } else { (rows.at, host) };
-                    self.batch.push((to, from, rows.len), device, direction, self.stream)
+                    self.small.push(Piece::new(to, from, rows.len), &call, &mut self.held)
                 }
             };
             if code != abi::SUCCESS {
                 break;
             }
         }
-        // SAFETY: as above. After a failure it empties the batch, and the first failure is what is told.
-        let last = unsafe { self.batch.flush(device, direction, self.stream) };
+        // SAFETY: as above. After a failure too, so that nothing is left; the first failure is what is told.
+        let last = unsafe { self.small.flush(&call, &mut self.held) };
         code = if code == abi::SUCCESS { last } else { code };
         device.check(code, || {
             let (count, at) = (pieces.len(), memory.addr());
@@ -234,9 +242,13 @@ impl Stream {
         self.hold(into.clone());
         self.hold(from.clone());
         let device = &self.device.0;
-        let _current = device.enter()?;
+        let current = &device.enter()?;
         let (there, here) = (&into.device.0, &from.device.0);
         let within = there.context == here.context;
+        let (stream, direction) = (self.stream, Direction::Within);
+        // A kernel of one device reaches no other.
+        let reached = there.context == device.context && is_reached(into) && is_reached(from);
+        let call = Call { device: &self.device, current, direction, stream, reached };
         let mut code = abi::SUCCESS;
         for (at, offset, len) in pieces.iter().filter(|(.., len)| *len > 0) {
             let (to, source) = (into.writable_at(*at, *len)?, from.at(*offset, *len)?);
@@ -246,7 +258,7 @@ impl Stream {
                     let across = device.cuda.table().across_async;
                     across(to, there.context, source, here.context, *len, self.stream)
                 } else {
-                    self.batch.push((to, source, *len), device, Direction::Within, self.stream)
+                    self.small.push(Piece::new(to, source, *len), &call, &mut self.held)
                 }
             };
             if code != abi::SUCCESS {
@@ -254,7 +266,7 @@ impl Stream {
             }
         }
         // SAFETY: as above.
-        let last = unsafe { self.batch.flush(device, Direction::Within, self.stream) };
+        let last = unsafe { self.small.flush(&call, &mut self.held) };
         code = if code == abi::SUCCESS { last } else { code };
         device.check(code, || {
             let (count, from, to) = (pieces.len(), from.addr(), into.addr());
@@ -394,6 +406,11 @@ unsafe extern "C" fn raise(_: Handle, _: Code, given: *mut c_void) {
     let _ = flag.signal();
 }
 
+/// Whether a kernel of its device reads and writes the memory where it is: what is managed would move.
+fn is_reached(memory: &GpuMemory) -> bool {
+    memory.place().kind == Kind::Device
+}
+
 /// Whether nothing of kvik's is in flight after this error: all is lost, or it is the parent's affair.
 fn is_over(error: &HostError) -> bool {
     match error {
@@ -415,6 +432,7 @@ impl Drop for Stream {
     fn drop(&mut self) {
         let device = self.device.0.clone();
         let held = std::mem::take(&mut self.held);
+        self.small.end(&self.device);
         let current = match device.enter() {
             Ok(current) => current,
             Err(error) => return forget_unless_over(held, &error),

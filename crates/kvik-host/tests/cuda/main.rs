@@ -2,6 +2,7 @@
 
 mod copies;
 mod failing;
+mod kernel;
 mod loading;
 #[path = "../../../../tests/standins/make.rs"]
 #[allow(dead_code)]
