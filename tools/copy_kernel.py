@@ -1,10 +1,11 @@
-"""Makes `copy.ptx` of `copy.cu` in crates/kvik-host/src/cuda: kvik's kernel for GPUs, as text that drivers compile.
+"""Makes `copy.ptx` of `copy.cu` in crates/kvik-host/src/cuda: kvik's kernel for GPUs, which drivers compile.
 
     python -m venv scratch && scratch/bin/pip install nvidia-cuda-nvrtc-cu12==12.9.86
     scratch/bin/python tools/copy_kernel.py
 
-It takes NVIDIA's run-time compiler, of a CUDA that still knows GPUs of 7.0 (12 does), and no GPU. The text is said to be of
-the oldest language that has its instructions, so that the oldest driver that kvik takes (470) compiles it.
+It takes NVIDIA's run-time compiler, of a CUDA that still knows GPUs of 7.0 (12 does), and no GPU. The text is
+said to be of the oldest language that has its instructions, so that the oldest driver that kvik takes (470)
+compiles it.
 """
 
 import ctypes

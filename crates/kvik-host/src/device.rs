@@ -252,7 +252,8 @@ pub fn is_used() -> Result<(), HostError> {
 }
 
 /// Opens what another process of this host has exported, for reading only. `keep` is dropped once it is closed again,
-/// which is after the last use, in a thread of its own.
+/// which is after the last use, in a thread of its own. A process that had not used the device gets a context on it, for which
+/// the library may wait until the device has done what it was given.
 ///
 /// # Errors
 /// This process does not use such devices, does not see this one, the peer is gone, or the library refuses it.

@@ -1,12 +1,14 @@
 //! The kernel that copies many pieces in one launch (`copy.cu`): when it pays, and how many threads it takes.
 //!
-//! The driver's copy engine takes pieces one after the other, each in 0.5 to 4 microseconds, however short. A kernel has
-//! thousands of reads in flight. It takes multiprocessors from the program's kernels for that, and waits for one that has room.
+//! The driver's copy engine takes pieces one after the other, each in 0.5 to 4 microseconds, however short. A
+//! kernel has thousands of reads in flight. It takes multiprocessors from the program's kernels for that, and waits
+//! for one that has room.
 //!
-//! `copy.ptx` is text that the driver compiles for its GPU (0.1 s, once; it keeps what it has compiled in files). To put it into
-//! a context, **the driver waits for all kernels that run there**, and most other calls wait with it: it was so on an H200 with the
-//! driver 580, by `cuModuleLoadData` and by `cuLibraryLoadData`. So that is done when a device is opened, which is when memory
-//! of it is registered, and never by a thread that transfers.
+//! `copy.ptx` is text that the driver compiles for its GPU (0.1 s, once; it keeps what it has compiled in files).
+//! To put it into a context, **the driver waits for all kernels that run there**, and most other calls wait with
+//! it: it was so on an H200 with the driver 580, by `cuModuleLoadData` and by `cuLibraryLoadData`. So that is done
+//! when a device is opened: when the first memory of it is registered, or a peer's is opened where there is none. What
+//! transfers afterwards finds it loaded.
 
 use super::abi::{self, Addr, Code, Handle, Table};
 use super::error::CudaError;
@@ -115,7 +117,9 @@ impl Kernel {
         count >= self.limits(direction).least
     }
 
-    /// Measured on one H200 (driver 580, PCIe 5, 132 multiprocessors; November 2026), in GB/s:
+    /// Measured on one H200 (driver 580, PCIe 5, 132 multiprocessors; November 2026), in GB/s of 256 MiB of pages
+    /// in a drawn order, by a program that had the lists ready; `kvik-gpu-check` shows the same with what kvik does
+    /// beside:
     ///
     /// | pages | to the host: engine, kernel | to the device | within |
     /// |---|---|---|---|
@@ -126,15 +130,17 @@ impl Kernel {
     /// | 1 MiB | 54.0, 52.5 | 53.9, 51.2 | 290, 1770 |
     /// | one copy | 55.3 | 55.4 | 2000 |
     ///
-    /// So from 64 KiB on the copy engine is near enough, to the host and from there, and takes nothing from anybody. How
-    /// many it takes: idle, the kernel is the faster one from 16 pieces of 4 KiB on to the host, 8 to the device, 2 within.
-    /// But where the program's kernels fill the GPU, each launch waits until a block of theirs ends: with such ones of 0.12 ms,
-    /// 256 KiB to the host came at 2.1 GB/s by the kernel and at 12 by the engine. So few pieces are no reason
-    /// for a launch, fewest of all to the host, where most copies come from a GPU that computes.
+    /// So from 64 KiB on the copy engine is near enough, to the host and from there, and takes nothing from
+    /// anybody. How many it takes: idle, the kernel is the faster one from 16 pieces of 4 KiB on to the host, 8 to
+    /// the device, 2 within. But where the program's kernels fill the GPU, each launch waits until a block of
+    /// theirs ends: with such ones of 0.12 ms, 256 KiB to the host came at 2.1 GB/s by the kernel and at 12 by the
+    /// engine. So few pieces are no reason for a launch, fewest of all to the host, where most copies come from a
+    /// GPU that computes.
     ///
-    /// The blocks: 3 bring 94 % of one copy to the host (2: 90 %), and 16 of 512 threads make a kernel that reads the device's
-    /// memory twice as slow meanwhile, as writes to the host back up; 3 make it 1.04 times. To the device
-    /// 8 bring 92 % (6: 87 %), at 1.08 times. Within, 4 for each multiprocessor bring 84 %, at 1.06 times, as one copy of the driver's.
+    /// The blocks: 3 bring 94 % of one copy to the host (2: 90 %), and make a kernel that reads the device's memory
+    /// 1.04 times as slow meanwhile; 16 of 512 threads are no faster and make it 1.3 times as slow, as writes to the
+    /// host back up. To the device 8 bring 92 % (6: 87 %), at 1.08 times. Within, 4 for each multiprocessor bring
+    /// 84 %, at 1.06 times, as one copy of the driver's.
     fn limits(&self, direction: Direction) -> Limits {
         match direction {
             Direction::ToHost => Limits { least: 64, long: 64 << 10, word: 4, blocks: 3 },

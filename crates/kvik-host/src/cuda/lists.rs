@@ -11,8 +11,8 @@ use super::pinned::Pinned;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Pieces of a list, which is 128 KiB: as many of 4 KiB keep the host's link busy for 0.3 ms, a hundred times what a launch
-/// takes.
+/// Pieces of a list, which is 128 KiB: as many of 4 KiB keep the host's link busy for 0.3 ms, a hundred times what
+/// a launch takes.
 pub(super) const ROOM: usize = 4096;
 /// Lists of a stream: a quarter of a million pieces in flight.
 const MOST: usize = 64;
@@ -28,8 +28,8 @@ pub(super) struct Lists {
 }
 
 impl Lists {
-    /// Writes pieces, [`ROOM`] of them at most, for a kernel that is launched next in this stream: the list, and where in it they are. None
-    /// where there is no room.
+    /// Writes pieces, [`ROOM`] of them at most, for a kernel that is launched next in this stream: the list, and
+    /// where in it they are. None where there is no room.
     pub fn write(
         &mut self,
         pieces: &[Piece],

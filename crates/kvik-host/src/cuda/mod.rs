@@ -45,18 +45,23 @@
 //! in the default stream's order. Within a stream, what one call enqueues comes behind what the calls before it did;
 //! the pieces of one call are in no order.
 //!
-//! **Small pages.** A copy costs the CPU a microsecond or two, whatever its size. So the pieces of a call that lie at
-//! equal distances go to the driver as one copy of rows, and the others in batches, where the driver takes those (CUDA
-//! 12.8): one call with many pieces is much faster than many calls.
+//! **Small pages.** The driver's copy engine takes half a microsecond to four for each piece, however short. So the
+//! pieces of a call that lie at equal distances go to it as one copy of rows, and of the others many small ones go to a
+//! kernel of kvik's, all in one launch; a few, and long ones, to the copy engine in batches, where the driver takes
+//! those (CUDA 12.8). One call with many pieces is much faster than many calls. `kernel.rs` has what decides, and the
+//! measurements that it is from; [`Device::kernel`] says whether there is a kernel, and [`Stream::copy_by`] has it one
+//! way, to compare. The kernel takes multiprocessors while it copies, and waits for the program's kernels where those
+//! fill the device.
 //!
 //! **What is in flight stays where it is.** Each copy holds its memory until the mark behind it was seen to be done;
 //! a mark or a stream that is dropped earlier leaves that to the device, which lets go of it once it is so. Nothing is
 //! waited for, and nothing is freed under a copy.
 //!
-//! **Where the driver itself waits.** Freeing memory of a device and page-locked memory, and closing a peer's, may wait
-//! for all that the device was given by anybody; what transfers use is given back in a thread of its own. And a stream
-//! takes about a thousand copies that have not begun: who enqueues more on a device that hangs waits with it, so a
-//! window is kept.
+//! **Where the driver itself waits.** [`Cuda::device`], and what else uses a device first, loads the kernel, for which
+//! the driver waits until all that the device was given is done, and so may others' calls that come meanwhile. Freeing
+//! memory of a device and page-locked memory, and closing a peer's, may wait for all that the device was given by
+//! anybody; what transfers use is given back in a thread of its own. And a stream takes about a thousand copies that
+//! have not begun: who enqueues more on a device that hangs waits with it, so a window is kept.
 //!
 //! **Threads.** All of this may be used from any thread: a context is made current for each call, and what was current
 //! before is so again afterwards. A [`Stream`] and a [`Mark`] belong to whoever holds them.
