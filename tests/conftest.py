@@ -28,7 +28,6 @@ MAY_SKIP: dict[str, str] = {
     "tests/python/test_chart_runs.py": f"{NO_HELM}; or etcd or moto, as below",
     "tests/python/test_deploy.py::test_kustomize_builds": "kubectl, which `python` has as helm",
     "tests/python/test_deploy_store_runs.py": NO_MACHINES,
-    "tests/python/test_gpu_checks.py": "a driver that damages copies",
     "tests/python/test_gpu_torch.py": NO_TORCH,
     "tests/python/test_gpus.py::test_what_the_driver_refuses_is_said_in_its_words": "a driver that fails",
     "tests/python/test_store_dashboard.py": "prometheus, which the build installs for root on Debian",

@@ -15,6 +15,9 @@ const OWN: &Kind = &Kind { transport: "self", mechanism: "copy", memory: Memorie
 /// Only one side's pages lie on a GPU.
 const OTHER: &Kind = &Kind { granted: Some(Memories::Shared), ..*TCP };
 const OWNER: &Kind = &Kind { granted: Some(Memories::Gpu), memory: Memories::Shared, ..*TCP };
+/// The same, from a GPU to memory of the host, and from there to a GPU.
+const DOWN: &Kind = &Kind { granted: Some(Memories::Gpu), memory: Memories::Shared, ..*OWN };
+const UP: &Kind = &Kind { granted: Some(Memories::Shared), ..*OWN };
 const PAGES: u32 = 64;
 const PAGE: u64 = 64 << 10;
 const SHORT: Duration = Duration::from_millis(80);
@@ -131,6 +134,29 @@ gpus! {
             let transfer = other.read(&whole(&here, PAGE), grant.ticket(), None, options).unwrap();
             transfer.wait(Some(PATIENCE)).unwrap();
             assert!(control.peek(here.addr(), here.bytes() as usize) == bytes(&there), "done, and not there");
+        }
+    }
+    fn a_copy_that_goes_wrong_is_found_wherever_it_goes(control) {
+        // There, and down from either side; down, and down again; up, and down again.
+        for (kind, least) in [(OWN, 3), (DOWN, 2), (UP, 2)] {
+            let pair = Pair::new(kind);
+            let (there, here) = pair.regions(PAGES, PAGE);
+            let read = |nth: usize, verify| {
+                let grant = pair.grant(Op::Read, &whole(&there, PAGE));
+                control.say(&format!("flip nth={nth}"));
+                let read = pair.run(Op::Read, &whole(&here, PAGE), &grant, verify);
+                control.say("clear");
+                read.map(drop).map_err(|error| error.code)
+            };
+            // Of all copies that a transfer takes one is damaged, each in turn; then none is.
+            let found = (1..1000).take_while(|nth| match read(*nth, Verify::Full) {
+                Ok(()) => false,
+                Err(code) => code == Code::ChecksumMismatch || panic!("{code:?}"),
+            });
+            assert!(found.count() >= least);
+            assert!(bytes(&here) == bytes(&there));
+            assert_eq!(read(1, Verify::Off), Ok(()), "what is not to be checked is checked");
+            assert!(bytes(&here) != bytes(&there));
         }
     }
     fn a_gpu_that_fails_fails_its_transfers_and_keeps_nothing(control) {
