@@ -95,6 +95,7 @@ class Bench:
             "RUST_BACKTRACE": "0",
         }
         self.built: set[str] = set()
+        self.native = False
         self._copy_tree()
 
     def _copy_tree(self) -> None:
@@ -129,9 +130,11 @@ class Bench:
             if done.returncode != 0:
                 raise StageError(f"{mutant.name} does not apply any more: {done.stderr.strip()}")
             self.built.clear()
+            self.native = any(name.startswith("crates/") for name in changed)
             yield
         finally:
             self.built.clear()
+            self.native = False
             for name in changed:
                 self._restore(name)
 
@@ -160,12 +163,21 @@ class Bench:
         )
 
     def _python(self, name: str) -> int:
-        """Run a Python test against the copy's sources, beside the native module of the dev environment."""
+        """Run a Python test against the copy's sources, beside the native module of the dev environment; or
+        beside the copy's own, where Rust has changed."""
         python = overlay_env(self.context, "dev")
         for native in (VENVS / "dev").glob("lib/python3*/site-packages/kvik/_native*.so"):
-            shutil.copyfile(native, self.tree / "python" / "kvik" / native.name)
+            own = self._native(python) if self.native else native
+            shutil.copyfile(own, self.tree / "python" / "kvik" / native.name)
         sources = ":".join(str(self.tree / folder) for folder in ("python", "lab", "."))
         env = {"PYTHONPATH": sources, "PYTHONDONTWRITEBYTECODE": "1"}
         env |= cluster.on_path(base_env(self.context, cluster.NAME))
         argv = ["timeout", LIMIT, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", name]
         return self.context.status(argv, env, self.tree)
+
+    def _native(self, python: Path) -> Path:
+        """The native module of the copy, built."""
+        env = {**self.env, "PYO3_BUILD_EXTENSION_MODULE": "1", "PYO3_PYTHON": str(python)}
+        if self.context.status(["cargo", "build", "--locked", "-p", "kvik-py"], env, self.tree) != 0:
+            raise StageError("kvik-py does not build")
+        return Path(self.env["CARGO_TARGET_DIR"]) / "debug" / "lib_native.so"
