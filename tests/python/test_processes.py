@@ -65,6 +65,18 @@ def test_stop_ends_all_descendants(tmp_path: Path) -> None:
     assert gone(grandchild)
 
 
+def test_a_keeper_that_stands_still_leaves_nothing(tmp_path: Path) -> None:
+    """As one that gets no processor: what it would have ended is ended for it, and so is the keeper."""
+    with Fleet() as fleet:
+        command = [sys.executable, "-c", STUBBORN, str(tmp_path / "pid")]
+        process = fleet.add(Process("stubborn", command, tmp_path / "log", grace=0.0))
+        grandchild, child = pid_in(tmp_path / "pid"), process.pid
+        os.kill(process.keeper_pid, signal.SIGSTOP)
+    assert process.wait(0) is not None
+    assert gone(child)
+    assert gone(grandchild)
+
+
 def test_killed_starter_leaves_nothing(tmp_path: Path) -> None:
     """SIGKILL to the starter: nobody is left to clean up but the keeper."""
     command = [sys.executable, "-c", STARTER, STUBBORN, str(tmp_path / "pid"), str(tmp_path / "log")]

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// A part in windows of at most `room` bytes: of whole units, where a unit has room.
 pub(crate) fn windows(part: &Range<u64>, unit: u64, room: u64) -> impl Iterator<Item = Range<u64>> + use<> {
-    let (start, end, unit) = (part.start, part.end, unit.max(1));
+    let (start, end, unit, room) = (part.start, part.end, unit.max(1), room.max(1));
     let window = if unit <= room { room / unit * unit } else { room };
     (start..end).step_by(window as usize).map(move |at| at..(at + window).min(end))
 }
@@ -110,5 +110,6 @@ mod tests {
         assert_eq!(cut(10..33, 6, 8), [10..16, 16..22, 22..28, 28..33]);
         assert_eq!(cut(10..33, 9, 8), [10..18, 18..26, 26..33]);
         assert_eq!(cut(0..7, 0, 3), [0..3, 3..6, 6..7]);
+        assert_eq!(cut(0..2, 0, 0), [0..1, 1..2]);
     }
 }

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -125,8 +126,21 @@ class Process:
         """End it and all its descendants; bounded."""
         self.ask_to_stop()
         if self.wait(self.grace + keeper.SWEEP_LIMIT + 5.0) is None:
-            self._keeper.kill()
-            self._keeper.wait(5.0)
+            self._kill_family()
+
+    def _kill_family(self) -> None:
+        """What a keeper does that has not done it in time, as on a machine whose processors others spin on.
+        Ended alone, it would leave all that is in sessions of its own."""
+        until = time.monotonic() + keeper.SWEEP_LIMIT
+        while (
+            family := list(filter(_lives, descendants(self._keeper.pid)[1:]))
+        ) and time.monotonic() < until:
+            for pid in family:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self.wait(POLL)
+        self._keeper.kill()
+        self._keeper.wait(5.0)
 
 
 class HttpServer(Process):
@@ -190,3 +204,28 @@ class Fleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def descendants(pid: int) -> list[int]:
+    """A process, and behind it all that it and those below it have started and not left to others."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            children.setdefault(int(_fields(stat)[1]), []).append(int(stat.parent.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, ())
+    return found
+
+
+def _lives(pid: int) -> bool:
+    """Whether a process is there and more than its exit status."""
+    try:
+        return _fields(Path(f"/proc/{pid}/stat"))[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _fields(stat: Path) -> list[str]:
+    """State, parent and what follows; the name before it, in parentheses, may have anything in it."""
+    return stat.read_text().rpartition(")")[2].split()

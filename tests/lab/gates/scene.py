@@ -14,10 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from kvik.roles.processes import HttpServer
+from kvik.roles.processes import HttpServer, descendants
 from kvik.shapes import ModelShape
 from kvik_lab.observe import clocks, engine_counters, scrape
-from kvik_lab.observe.engines import descendants
 from kvik_lab.records import (
     Clock,
     Counters,
