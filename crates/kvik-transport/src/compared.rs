@@ -89,12 +89,11 @@ impl Comparison {
     /// # Errors
     /// `ChecksumMismatch`: the two sides differ, and on which page.
     pub fn end(self, view: &View) -> Result<Duration> {
-        let Comparison { there, here } = self;
-        if there.sums == here.sums {
-            return Ok(there.took + here.took);
+        if self.there.sums == self.here.sums {
+            return Ok(self.there.took + self.here.took);
         }
-        let equal = there.sums.iter().zip(&here.sums).take_while(|(there, here)| there == here).count();
-        Err(mismatch(view, here.part.start + equal as u64 * here.unit))
+        let equal = self.there.sums.iter().zip(&self.here.sums).take_while(|(a, b)| a == b).count() as u64;
+        Err(mismatch(view, self.here.part.start + equal * self.here.unit))
     }
 }
 
