@@ -1,5 +1,6 @@
 """Child processes end when they should, however their starter ends."""
 
+import contextlib
 import os
 import select
 import signal
@@ -72,9 +73,13 @@ def test_a_keeper_that_stands_still_leaves_nothing(tmp_path: Path) -> None:
         process = fleet.add(Process("stubborn", command, tmp_path / "log", grace=0.0))
         grandchild, child = pid_in(tmp_path / "pid"), process.pid
         os.kill(process.keeper_pid, signal.SIGSTOP)
-    assert process.wait(0) is not None
-    assert gone(child)
-    assert gone(grandchild)
+    try:
+        assert process.wait(0) is not None
+        assert gone(child)
+        assert gone(grandchild)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(grandchild, signal.SIGKILL)
 
 
 def test_killed_starter_leaves_nothing(tmp_path: Path) -> None:
