@@ -48,7 +48,7 @@ from typing import Any
 import kept
 import vllm_beside_figures as figures
 from tests.vllm.forked import ForkParent
-from tests.vllm.pairs import ASK_PREFILL, ROOT, START_LIMIT, start_engine, tree
+from tests.vllm.pairs import ASK_PREFILL, ROOT, START_LIMIT, start_engine
 from vllm_engine import cpu_of
 
 from kvik.bench import facts
@@ -56,7 +56,7 @@ from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, ensure_checkpoint
 from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, Role
 from kvik.roles.ports import LOOPBACK, free_ports
-from kvik.roles.processes import Fleet, HttpServer
+from kvik.roles.processes import Fleet, HttpServer, descendants
 
 LENGTHS = "513,2049,3457"  # tokens: whole KV blocks and one token
 WARM_UP = 4  # prompts before those that count; the first one introduces the servers to each other
@@ -111,7 +111,7 @@ class Servers:
     def __post_init__(self) -> None:
         """Their processes, which stay the same."""
         named = {"prefill": self.prefill, "decode": self.decode}
-        self._pids = {side: tree(server.pid) for side, server in named.items() if server is not None}
+        self._pids = {side: descendants(server.pid) for side, server in named.items() if server is not None}
 
     def cpu(self) -> dict[str, float]:
         """CPU seconds of each side so far."""

@@ -16,13 +16,13 @@ from urllib.request import Request, urlopen
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.vllm.forked import ForkParent
-from tests.vllm.pairs import COMPUTED, START_LIMIT, USAGE, prompt_of, start_engine, tree, wait_for
+from tests.vllm.pairs import COMPUTED, START_LIMIT, USAGE, prompt_of, start_engine, wait_for
 
 from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN
 from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec
 from kvik.roles.ports import free_ports
-from kvik.roles.processes import Fleet, HttpServer
+from kvik.roles.processes import Fleet, HttpServer, descendants
 
 LIMIT = 180.0
 LOADED = "vllm:kvik_store_blocks_loaded_{}_total"
@@ -131,7 +131,7 @@ def cpu_of(pid: int) -> float:
 
 def rest(engines: Iterable[Engine]) -> None:
     """Wait until servers have come to rest: after an answer the queues of vLLM spin for a second."""
-    pids = [pid for engine in engines for pid in tree(engine.server.pid)]
+    pids = [pid for engine in engines for pid in descendants(engine.server.pid)]
 
     def taken() -> float:
         return sum(map(cpu_of, pids))

@@ -4,10 +4,10 @@ import contextlib
 from dataclasses import dataclass
 
 from kvik.demo import client
-from kvik.roles.processes import HttpServer
+from kvik.roles.processes import HttpServer, descendants
 from kvik.stat import engines as stat
 from kvik.stat.snapshot import Samples
-from tests.vllm.pairs import tree, used
+from tests.vllm.pairs import used
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ def held(server: HttpServer) -> Held:
     blocks = used(server)
     counts = client.metrics(server.url)
     requests = counts["vllm:num_requests_running"] + counts["vllm:num_requests_waiting"]
-    seen = [sample for about, sample in _engines() if about.pid in tree(server.pid)]
+    pids = descendants(server.pid)
+    seen = [sample for about, sample in _engines() if about.pid in pids]
     if not seen:
         raise RuntimeError(f"no kvik engine in {server.name}")
     names = ("kvik_grants_live", "kvik_transfers_open", "kvik_quarantined_pages")

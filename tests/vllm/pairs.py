@@ -16,7 +16,7 @@ from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, KV_BYTES_PER_TOKEN
 from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, Role, start_router
 from kvik.demo.reports import ReportReader
 from kvik.roles.ports import LOOPBACK, free_ports
-from kvik.roles.processes import Fleet, HttpServer, Process
+from kvik.roles.processes import Fleet, HttpServer, Process, descendants
 from tests.netns.hosts import Host
 from tests.python.peers import stop
 from tests.vllm.adapter import ADAPTED, write_adapter
@@ -308,7 +308,7 @@ def wait_for(look: Callable[[], float], good: Callable[[float], bool], within: f
 
 def freeze(process: Process) -> Callable[[], None]:
     """Stop a server and all its descendants; returns what lets them go on."""
-    pids = tree(process.pid)
+    pids = descendants(process.pid)
     for pid in pids:
         stop(pid)
 
@@ -321,17 +321,7 @@ def freeze(process: Process) -> Callable[[], None]:
 
 def kill(process: Process) -> None:
     """Kill a server and all its descendants at once (SIGKILL), and wait until it is gone."""
-    for pid in tree(process.pid):
+    for pid in descendants(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     assert process.wait(20.0) is not None, f"{process.name} was killed and is still there"
-
-
-def tree(pid: int) -> list[int]:
-    """A process and its descendants, without those that have ended meanwhile."""
-    found = [pid]
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
-                found += tree(int(child))
-    return found

@@ -9,8 +9,9 @@ import pytest
 
 from kvik.demo.engines import EngineSpec
 from kvik.roles.ports import free_ports
+from kvik.roles.processes import descendants
 from tests.vllm.forked import ForkParent
-from tests.vllm.pairs import START_LIMIT, start_engine, tree
+from tests.vllm.pairs import START_LIMIT, start_engine
 
 GONE = 20.0  # seconds until every process of a killed server is gone
 
@@ -29,7 +30,7 @@ def test_nothing_is_left_of_a_killed_server(fork_parent: ForkParent, model: Path
     server = start_engine(fork_parent, model, EngineSpec("killed"), free_ports(1)[0], tmp_path)
     try:
         server.wait_ready(time.monotonic() + START_LIMIT)
-        pids = tree(server.pid)
+        pids = descendants(server.pid)
         names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
         assert names >= {"VLLM::EngineCor", "VLLM::Worker"}, names
         os.kill(server.pid, signal.SIGKILL)
