@@ -136,6 +136,8 @@ def stand_in(version: str) -> Iterator[ModuleType]:
     saved = {name: module for name, module in sys.modules.items() if replaced(name)}
     for name in saved:
         del sys.modules[name]
+    ours = logging.getLogger("kvik")  # the adapter lets it speak in vLLM's log
+    level, handlers = ours.level, list(ours.handlers)
     try:
         for name in (
             "vllm", "vllm.logger", "vllm.config",
@@ -162,6 +164,8 @@ def stand_in(version: str) -> Iterator[ModuleType]:
             setattr(sys.modules[V1], part, loaded)
         yield importlib.import_module("kvik.vllm")
     finally:
+        ours.setLevel(level)
+        ours.handlers[:] = handlers
         for name in [name for name in sys.modules if replaced(name)]:
             del sys.modules[name]
         sys.modules.update(saved)
