@@ -82,6 +82,10 @@ def check_clients(found: Objects) -> None:
     assert 1 <= int(config["copies"]) <= workload.replicas
     if "--etcd" in options:
         assert config["address"] == f"etcd:{options['--etcd']}"
+        host, _, end = options["--etcd-name"].rpartition(":")
+        assert host.startswith(f"$(POD_NAME).{name}.")
+        assert host.endswith(".svc")
+        assert int(end) == port
     elif "--log" in options or "--object" in options:
         assert config["address"] == "file:/etc/kvik/store/servers"
     else:

@@ -37,12 +37,13 @@ Bytes = npt.NDArray[np.uint8]
 class Served:
     """A process of ``kvik store serve`` at one address, which can be killed and started again.
 
-    ``ready`` is what it said when it was.
+    ``ready`` is what it said when it was. In arguments ``{port}`` is the address' port.
     """
 
     def __init__(self, *arguments: str) -> None:
-        self.address = f"{LOOPBACK}:{free_ports(1)[0]}"
-        self._arguments = arguments
+        (port,) = free_ports(1)
+        self.address = f"{LOOPBACK}:{port}"
+        self._arguments = [argument.replace("{port}", str(port)) for argument in arguments]
         self.process = self._start()
 
     def _start(self) -> subprocess.Popen[str]:

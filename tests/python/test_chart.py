@@ -181,19 +181,12 @@ def test_every_value_has_a_schema() -> None:
 
 @pytest.mark.parametrize("name", EVERY, ids=NAMES)
 def test_notes(name: str, tmp_path: Path) -> None:
-    """They name the address that clients are given, and warn where servers would not keep their share."""
+    """They name the address that clients are given."""
     said = charts.notes(tmp_path, *(["--values", FILES[name]] if name else []))
     config = [item for item in rendered(name) if item["kind"] == "ConfigMap"]
     assert all(item["data"]["address"] in said for item in config)
     assert ("helm test kvik" in said) == bool(config)
     assert ("service/kvik-router" in said) == (name != "store-only")
-    assert "WARNING" not in said
-
-
-def test_notes_warn(tmp_path: Path) -> None:
-    arguments = ["--values", FILES["log"], "--set", "store.etcd=http://etcd.example:2379/kvik"]
-    said = " ".join(charts.notes(tmp_path, *arguments).split())
-    assert "WARNING: in etcd servers are called by the addresses of their pods" in said
 
 
 def test_the_table_of_the_docs() -> None:

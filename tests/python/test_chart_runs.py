@@ -51,7 +51,10 @@ def address() -> str:
 def server(name: str, cluster: Cluster, folder: Path, stack: contextlib.ExitStack) -> Pod:
     """Start a server of the store, and ask what the kubelet asks."""
     workload = workloads_of(dict(item) for item in cluster.objects)["kvik-store"]
-    pod = start(workload, name, address(), folder, cluster=cluster)
+    at = address()
+    # What a cluster's DNS has of it.
+    names = {f"{name}.kvik-store.default.svc": at}
+    pod = start(workload, name, at, folder, cluster=cluster, names=names)
     stack.callback(pod.kill)
     pod.wait_ready()
     for kind in ("startupProbe", "livenessProbe", "readinessProbe"):

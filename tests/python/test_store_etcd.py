@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import kvik
 from kvik.roles.ports import LOOPBACK, free_ports
+from kvik.store.cli import serve
 from tests.python.authority import Authority
 from tests.python.etcd import Etcd
 from tests.python.peers import stop
@@ -101,6 +103,29 @@ def test_servers_come_and_go_in_etcd(etcd: Etcd) -> None:
         assert all(rig.put(some).refused == 0 for some in keys)
         assert [rig.got(some) for some in keys] == [16] * 30
         del rig.bytes
+
+
+def test_a_server_keeps_the_name_that_it_was_given(etcd: Etcd, tmp_path: Path) -> None:
+    """By it clients place its blocks, and resolve it: what its log has is found again after a restart."""
+    given = ("--etcd", etcd.url, "--etcd-name", "localhost:{port}", "--log", str(tmp_path / "log"))
+    with Served(*given) as one, Served("--etcd", etcd.url) as two, kvik.Engine() as engine:
+        rig, both = _met(engine, etcd), {f"localhost:{one.address.rpartition(':')[2]}", two.address}
+        becomes(lambda: _names(rig) == both)
+        keys = [rig.store.keys([prompt] * 64) for prompt in range(20)]
+        assert [rig.put(some).stored for some in keys] == [16] * 20
+        one.end()
+        becomes(lambda: _names(rig) == {two.address})
+        there = [rig.got(some) for some in keys]
+        assert {0, 16} == set(there)
+        one.again()
+        becomes(lambda: _names(rig) == both)
+        becomes(lambda: [rig.got(some) for some in keys] == [16] * 20)
+        del rig.bytes
+
+
+def test_a_name_in_etcd_needs_an_etcd() -> None:
+    found = CliRunner().invoke(serve, ["--etcd-name", "localhost:7500"])
+    assert (found.exit_code, "--etcd-name goes with --etcd" in found.output) == (2, True)
 
 
 def test_an_etcd_that_is_away_costs_nothing(etcd: Etcd) -> None:

@@ -58,13 +58,21 @@ def store() -> None:
     "--etcd",
     metavar="URL",
     help="Enter this server in etcd, for clients that follow the servers there: http://HOST:PORT/PREFIX, or "
-    "https. It is entered by the first address that it advertises, with a lease of ten seconds. Certificates "
-    "and user: ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, ETCDCTL_USER, ETCDCTL_PASSWORD.",
+    "https, with a lease of ten seconds. Certificates and user: ETCDCTL_CACERT, ETCDCTL_CERT, ETCDCTL_KEY, "
+    "ETCDCTL_USER, ETCDCTL_PASSWORD.",
+)
+@click.option(
+    "--etcd-name",
+    metavar="HOST:PORT",
+    help="What it is called in etcd, where clients resolve it: a name that stays when its address changes, "
+    "so that it keeps its share of the blocks. Default: the first address that it advertises.",
 )
 @flags.options(STORE)
 @flags.options(OBJECT)
-def serve(etcd: str | None, **given: Any) -> None:
+def serve(etcd: str | None, etcd_name: str | None, **given: Any) -> None:
     """Serve a store to the engines that are admitted, until interrupted."""
+    if etcd_name is not None and etcd is None:
+        raise click.UsageError("--etcd-name goes with --etcd")
     below = {name: given.pop(name) for name in OBJECT.defaults()}
     options = flags.chosen(STORE, given)
     logs.to_stderr(options.pop("log_level"), options.pop("log_format"))
@@ -79,7 +87,7 @@ def serve(etcd: str | None, **given: Any) -> None:
                 pages = "".join(f", metrics on http://{address}/metrics" for address in bound)
                 ready = f"kvik store serves on {' '.join(engine.addresses)}{pages}"
                 if etcd is not None:
-                    server.enter(etcd, engine.addresses[0])
+                    server.enter(etcd, etcd_name or engine.addresses[0])
                 signals.wait_for_one(lambda: click.echo(ready))
             server.stop()
     except (kvik.KvikError, OSError) as error:
