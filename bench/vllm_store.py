@@ -334,7 +334,7 @@ def main() -> None:
     one = which.add_parser("stages", help="where a long prompt's KV comes from")
     one.add_argument("--rounds", type=int, default=4)
     one.add_argument("--prompts", type=int, default=3)
-    one.add_argument("--blocks", type=int, default=9, help=f"KV blocks of a prompt, 8 MiB each; at most {MOST_BLOCKS}")
+    one.add_argument("--blocks", type=int, default=9, help=f"of a prompt, 8 MiB each; at most {MOST_BLOCKS}")
     one.add_argument("--rate", type=Rate.parse, default=Rate.parse("1gbit"))
     one.add_argument("--ranks", type=int, default=1, help="tensor-parallel ranks")
     one.set_defaults(work=stages)
