@@ -107,7 +107,7 @@ def test_servers_come_and_go_in_etcd(etcd: Etcd) -> None:
 
 def test_a_server_keeps_the_name_that_it_was_given(etcd: Etcd, tmp_path: Path) -> None:
     """By it clients place its blocks, and resolve it: what its log has is found again after a restart."""
-    given = ("--etcd", etcd.url, "--etcd-name", "localhost:{port}", "--log", str(tmp_path / "log"))
+    given = ("--etcd", etcd.url, "--etcd-name", "localhost:{port}", "--log", str(tmp_path / "blocks"))
     with Served(*given) as one, Served("--etcd", etcd.url) as two, kvik.Engine() as engine:
         rig, both = _met(engine, etcd), {f"localhost:{one.address.rpartition(':')[2]}", two.address}
         becomes(lambda: _names(rig) == both)
