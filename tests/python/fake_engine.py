@@ -193,6 +193,11 @@ class FakeGrant:
     def consume(self) -> None:
         self._state = "consumed"
 
+    def wait(self, timeout: float = 0.0) -> str | None:
+        """Nothing ends while it is waited for."""
+        self._native.waits.append(timeout)
+        return None if self.state == "live" else self.state
+
     def revoke(self, _timeout: float = 5.0) -> None:
         self._state = "revoked"
 

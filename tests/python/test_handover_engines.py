@@ -100,6 +100,24 @@ def test_an_idle_step_waits_for_a_load_and_no_longer(tmp_path: Path, transport: 
         assert time.monotonic() - began < LIMIT
 
 
+def test_an_idle_step_waits_for_a_send_and_no_longer(tmp_path: Path) -> None:
+    """For its end, or for the time that it was given; not where it is told not to."""
+    with servers(SHAPES["blocks 4 to 8"], tmp_path, "tcp") as (p, d):
+        worker, began = p.ranks[0].worker, time.monotonic()
+        assert worker.collect(LIMIT) == (set(), set())  # nothing is sent
+        params = p.offer(prompt(LENGTH), FREE[:12])
+        worker.begin_step(p.scheduler.take_plan())
+        assert worker.collect(LIMIT, for_sends=False) == (set(), set())
+        assert time.monotonic() - began < LIMIT
+        began = time.monotonic()
+        assert worker.collect(0.05) == (set(), set())  # nobody has read it
+        assert 0.05 <= time.monotonic() - began < LIMIT
+        d.admit(request("d-1", prompt(LENGTH), params), FREE[1:7])
+        d.ranks[0].worker.begin_step(d.scheduler.take_plan())
+        assert worker.collect(LIMIT) == ({"p-1"}, set())
+        assert time.monotonic() - began < LIMIT
+
+
 @pytest.mark.parametrize("transport", ["tcp", "local"])
 @pytest.mark.parametrize(
     "name", ["4 to 2", "1 to 2", "stages 3 to 2, blocks 4 to 8", "MLA 2 to 4", "blocks 8 to 4, ranks 2 to 4"]

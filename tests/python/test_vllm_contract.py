@@ -17,7 +17,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -151,18 +151,42 @@ def test_several_groups_are_served_where_a_failed_load_of_them_can_be_told(
 
 
 def test_a_step_without_tokens_waits_for_a_load(pair: tuple[Server, Server], native: FakeNative) -> None:
-    """And no longer than 2 ms; a step that computes waits for nothing."""
+    """And no longer than 4 ms; a step that computes waits for nothing. So does prefill's for its reader."""
     p, d = pair
     params = offer(p, prompt(4), [3])  # prefill's step that grants it has not run
     assert admit(d, request("d-1", prompt(4), params), [5]) == 4
     assert not d.step(scheduler_output([("d-0", [7], 0, 7)])).received
     assert native.waits == []
     assert not d.step().received
-    assert native.waits == [0.002]
-    p.step()
+    assert native.waits == [0.004]
+    p.step(scheduler_output([("p-0", [7], 0, 7)]))
+    assert native.waits == [0.004]
+    assert not p.step().sent
+    assert native.waits == [0.004] * 2
     assert d.step().received == {"d-1"}
-    d.step()
-    assert native.waits == [0.002]  # one that has ended needs no waiting, nor does nothing
+    assert p.step().sent == {"p-1"}
+    for server in (d, p):
+        server.step()
+    assert native.waits == [0.004] * 2  # one that has ended needs no waiting, nor does nothing
+
+
+@pytest.mark.parametrize("awaited", [True, False])
+def test_a_step_waits_for_a_store_before_a_send(
+    pair: tuple[Server, Server], native: FakeNative, monkeypatch: pytest.MonkeyPatch, awaited: bool
+) -> None:
+    """A request waits for the one, and nobody for the other."""
+    p, _ = pair
+    offer(p, prompt(4), [3])
+    p.step(scheduler_output([("p-0", [7], 0, 7)]))
+    (worker,) = p.workers
+    given: list[float] = []
+    cache = SimpleNamespace(awaited=awaited, take_received=set, collect=given.append)
+    monkeypatch.setattr(worker, "_cache_rank", cache)
+    worker._idle = True
+    worker._collect()
+    monkeypatch.undo()
+    assert native.waits == ([] if awaited else [0.004])
+    assert 0.0 < given[0] <= 0.004
 
 
 def test_report_file(kvik_vllm: ModuleType, native: FakeNative, tmp_path: Path) -> None:

@@ -204,13 +204,14 @@ class WorkerSide:
         if self._issuing is not None:
             self._issuing.saved(layer)
 
-    def collect(self, wait_s: float = 0.0) -> tuple[set[str], set[str]]:
+    def collect(self, wait_s: float = 0.0, *, for_sends: bool = True) -> tuple[set[str], set[str]]:
         """Request ids whose blocks are sent, and whose loads have ended, since the last call.
 
-        wait_s: seconds to wait for a load to end where none has; for a step that has nothing else to do.
+        wait_s: seconds to wait for a load to end where none has, and `for_sends` where there is none for a
+        send; for a step that has nothing else to do.
         """
         if wait_s > 0.0:
-            self._await_load(wait_s)
+            self._await_end(wait_s, for_sends)
         for request_id, send in list(self._grants.items()):
             if (state := send.state) != "live":
                 del self._grants[request_id]
@@ -437,13 +438,16 @@ class WorkerSide:
             content=self._wanted(group.own, read.rank),
         )
 
-    def _await_load(self, wait_s: float) -> None:
-        """Wait for the load that was begun first, unless one has ended. How it ends is asked afterwards."""
-        loads = list(self._loads.values())
-        if not loads or loads[0].transfer is None or any(load.done for load in loads):
-            return
-        with contextlib.suppress(self._native.KvikError):
-            loads[0].transfer.wait(wait_s)
+    def _await_end(self, wait_s: float, for_sends: bool) -> None:
+        """Wait for the load that was begun first, or without one for the send that was, unless one has ended.
+        How it ends is asked afterwards. Nobody needs the end of a send at once, but an idle vLLM steps until
+        then, and each step takes its processes' time."""
+        loads, sends = list(self._loads.values()), list(self._grants.values())
+        if loads and loads[0].transfer is not None and not any(load.done for load in loads):
+            with contextlib.suppress(self._native.KvikError):
+                loads[0].transfer.wait(wait_s)
+        elif for_sends and not loads and sends and all(send.state == "live" for send in sends):
+            sends[0].grants[0].wait(wait_s)
 
     def _end_load(self, ended: OpenLoad) -> None:
         load = ended.load

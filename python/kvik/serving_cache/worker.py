@@ -95,6 +95,11 @@ class CacheRank:
         for save in plan.saves:
             self._saves.submit(self._save, save, now + self._config.save_deadline, behind)
 
+    @property
+    def awaited(self) -> bool:
+        """Whether a request waits for an answer or a load."""
+        return bool(self._looking or self._stops)
+
     def collect(self, wait_s: float = 0.0) -> None:
         """Take what has ended by now.
 
@@ -102,7 +107,7 @@ class CacheRank:
         load; for a step that has nothing else to do.
         """
         try:
-            if wait_s > 0.0 and (self._looking or self._stops):
+            if wait_s > 0.0 and self.awaited:
                 self._take(self._ended.get(timeout=wait_s))
             while True:
                 self._take(self._ended.get_nowait())
