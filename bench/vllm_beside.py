@@ -50,6 +50,7 @@ import vllm_beside_figures as figures
 from tests.vllm.forked import ForkParent
 from tests.vllm.pairs import ASK_PREFILL, ROOT, START_LIMIT, start_engine
 from vllm_engine import cpu_of
+from without_autogroups import without_autogroups
 
 from kvik.bench import facts
 from kvik.demo import client
@@ -309,8 +310,9 @@ class Run:
         end = time.monotonic() + self.settings.minutes * 60
         model, packages = ensure_checkpoint(), nixl_packages()
         versions = {"vllm": importlib.metadata.version("vllm"), "nixl": nixl_version(packages)}
-        self.raw["facts"] = facts.collect() | versions
         with contextlib.ExitStack() as stack:
+            stack.enter_context(without_autogroups())
+            self.raw["facts"] = facts.collect() | versions
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vllm-beside-")))
             parent = stack.enter_context(ForkParent(folder))
             for start, name in self.missing():

@@ -61,6 +61,7 @@ import vllm_sweep_figures as figures
 from tests.python.store_rig import NAMESPACE, Served
 from tests.vllm.forked import ForkParent
 from vllm_engine import LIMIT, Engine, engine_spec, rest
+from without_autogroups import without_autogroups
 
 import kvik
 from kvik.bench import facts
@@ -345,9 +346,10 @@ def _names(cell: figures.Raw, part: dict[str, Any]) -> set[tuple[str, Any]]:
 def go(kind: Kind, settings: argparse.Namespace, raw: dict[str, Any]) -> bool:
     """Do what is missing; whether the time sufficed."""
     end = time.monotonic() + settings.minutes * 60
-    raw["facts"] = facts.collect() | {"vllm": importlib.metadata.version("vllm")}
     model = ensure_checkpoint(kind.layers)
     with ExitStack() as stack:
+        stack.enter_context(without_autogroups())
+        raw["facts"] = facts.collect() | {"vllm": importlib.metadata.version("vllm")}
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vllm-store-sweep-")))
         parent = stack.enter_context(ForkParent(folder))
         place = Place(parent, model, stack.enter_context(Fleet()), folder)

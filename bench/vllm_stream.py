@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.netns.hosts import two_hosts
 from tests.vllm.pairs import Pair, PairSpec, prompt_of, start_pair
+from without_autogroups import without_autogroups
 
 from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, ensure_checkpoint
@@ -230,7 +231,8 @@ def main() -> int:
     args = parser.parse_args()
     print(f"seed {args.seed}, {args.layers} layers, {os.cpu_count()} cores, load {os.getloadavg()[0]:.2f}")
     try:
-        rounds = run(args)
+        with without_autogroups():
+            rounds = run(args)
     except (WrongError, CannotError) as error:
         print(f"vllm_stream: {error}", file=sys.stderr)
         return 1

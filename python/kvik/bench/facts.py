@@ -40,6 +40,13 @@ def cores_usable() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def autogroups() -> bool | None:
+    """Whether the kernel shares cores out by sessions where processes are in no control group; ``None`` where
+    it cannot. Processes that yield in loops then keep others from a core."""
+    said = _lines("/proc/sys/kernel/sched_autogroup_enabled")
+    return said[0].strip() != "0" if said else None
+
+
 def kvik_version() -> str:
     """The version of the installed distribution."""
     try:
@@ -55,6 +62,7 @@ def collect() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cores_usable": cores_usable(),
         "kernel": platform.release(),
+        "autogroups": autogroups(),
         "machine": platform.machine(),
         "load_1min": os.getloadavg()[0],
         "memory_available": memory_available(),
