@@ -249,15 +249,17 @@ impl Store {
             }
             Err(error) => {
                 let wrong = error.code == Code::ChecksumMismatch;
+                state.counts.corrupt += u64::from(wrong);
+                let corrupt = state.counts.corrupt;
+                // All wrong blocks are counted, and ever fewer are told of: a disk that decays must not fill the log.
                 // Of an object store that fails its breaker tells once.
-                let level = if wrong || tier == Where::Log { log::Level::Warn } else { log::Level::Debug };
+                let told = if wrong { corrupt.is_power_of_two() } else { tier == Where::Log };
+                let level = if told { log::Level::Warn } else { log::Level::Debug };
+                let (key, tier_name) = (identity.key, tier.name());
                 log::log!(
                     level,
-                    "block {} is not served from the tier {}: {error}",
-                    identity.key,
-                    tier.name()
+                    "block {key} is not served from the tier {tier_name}: {error} ({corrupt} wrong blocks so far)"
                 );
-                state.counts.corrupt += u64::from(wrong);
                 state.abandon(filling);
                 // Where it was copied to meanwhile it is another record, of which nothing is known yet.
                 if wrong && let Some(id) = state.at(identity, tier, place) {

@@ -78,9 +78,7 @@ impl Shared {
         if quarantine.len() < QUARANTINED {
             quarantine.insert(place);
         }
-        let error = self.mismatch(place, what);
-        log::warn!("{}", error.text);
-        error
+        self.mismatch(place, what)
     }
 
     fn mismatch(&self, place: Place, what: &str) -> Error {

@@ -18,6 +18,7 @@ use crate::tier::{Identity, Place};
 use kvik_core::{Code, Error, Result};
 use kvik_host::{HugePages, Memory};
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -247,7 +248,12 @@ impl Shared {
         let sums = match self.load(from, identity, range) {
             Ok(Some(sums)) => sums,
             Ok(None) => return Ok(None),
-            Err(error) if error.code == Code::ChecksumMismatch => return Ok(None),
+            Err(error) if error.code == Code::ChecksumMismatch => {
+                // Ever fewer are told of: a disk that decays must not fill the log. All are counted.
+                let told = self.counters.quarantined.load(Ordering::Relaxed).is_power_of_two();
+                log::log!(if told { log::Level::Warn } else { log::Level::Debug }, "{}", error.text);
+                return Ok(None);
+            }
             Err(error) => return Err(error),
         };
         let record = Record { what: What::Block(*identity), sums: &sums, body: Body::Memory(range) };

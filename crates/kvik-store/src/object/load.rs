@@ -151,7 +151,6 @@ impl Shared {
              miss; where there are more, look who else writes there",
             self.name
         );
-        log::warn!("{text}");
         Error::new(Code::ChecksumMismatch, text)
     }
 }
