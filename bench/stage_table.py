@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from vllm_beside_figures import of_mean
+from vllm_beside_figures import Estimate, of_mean, ratio
 
 from kvik.store.bench.figures import markdown
 
@@ -57,8 +57,11 @@ class Stages:
 
     def by_source(self, *, without: str = "(none)") -> str:
         """Each source with its interval over rounds, from its stages but those that have a text in their
-        name; and whether the intervals are apart."""
-        rows, intervals = [], []
+        name; and whether the intervals are apart. A round that is slow is so for all sources, so there is
+        also each source's ratio to the slower one before it, by rounds, and whether it is on the right side
+        of 1."""
+        rows: list[list[str]] = []
+        intervals, ratios, before = [], [], None
         for source in SOURCES:
             stages = [name for name in self.figures if self.sources[name] == source and without not in name]
             rounds = zip(*(self.figures[name] for name in stages), strict=True)
@@ -66,9 +69,27 @@ class Stages:
             mean, low, high = interval(samples)
             intervals.append((low, high))
             span = f"{self._text(low)} to {self._text(high)}"
-            rows.append([source, self._text(mean), span, str(len(samples))])
-        table = markdown(["KV from", self.unit, "95 % interval", "samples"], rows)
-        return f"{table}\n\nintervals apart, in this order: {'yes' if self._apart(intervals) else 'NO'}"
+            faster = None if before is None else ratio(samples, before)
+            ratios += [] if before is None else [faster]
+            rows.append(
+                [source, self._text(mean), span, "-" if faster is None else faster.text(), str(len(samples))]
+            )
+            before = samples
+        table = markdown(
+            ["KV from", self.unit, "95 % interval", "to the one above, by rounds", "samples"], rows
+        )
+        apart, beside = self._apart(intervals), all(map(self._faster, ratios))
+        return (
+            f"{table}\n\nby rounds, in this order: {'yes' if beside else 'NO'}\n"
+            f"intervals apart, in this order: {'yes' if apart else 'NO'}"
+        )
+
+    def _faster(self, found: Estimate | None) -> bool:
+        """Whether a ratio's whole interval says so."""
+        if found is None or found.interval is None:
+            return False
+        low, high = found.interval
+        return low > 1 if self.rising else high < 1
 
     def _apart(self, intervals: Sequence[tuple[float, float]]) -> bool:
         return all(
