@@ -62,8 +62,8 @@ from kvik.roles.processes import Fleet, Process, descendants
 
 LAYERS = 64  # of the checkpoint: 64 KiB of KV a token
 REPEATS = 4
-"""Times that all prompts are asked of the engine's own cache, in each of two stages, and of the host's: a
-request takes a tenth of a second there, and waits for a core as long now and then."""
+"""Times that all prompts are asked of the engine's own cache, in each of two stages, and half as often as of
+the host's in one: a request takes a tenth of a second there, and waits for a core as long now and then."""
 MOST_BLOCKS = 31  # of a prompt: the model takes 4,096 tokens
 TOKENS = 4
 DEADLINE = 5.0
