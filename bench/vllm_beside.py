@@ -16,9 +16,10 @@ first token, as the client sees them. A prompt is a number of whole KV blocks an
 computes one token of it either way.
 
 An arm is invalid when its tokens are not those of `none`, when decode has computed a prompt token that was
-handed over, by vLLM's own count, or when the connector's counters tell of a load that failed. CPU time is
-that of all processes of a server, by their CPU clocks; cores are CPU seconds a second, and idle ones are
-counted two seconds after the last answer, since vLLM's own queues spin for one.
+handed over, by vLLM's own count, when the connector's counters tell of a load that failed, or when a start
+broke off: a server did not come up, or did not answer in time. CPU time is that of all processes of a server,
+by their CPU clocks; cores are CPU seconds a second, and idle ones are counted two seconds after the last
+answer, since vLLM's own queues spin for one.
 
 Every start is written to `--out` when it has ended; `--go-on` does what is missing there. Exit status 1: an
 arm is invalid. 2: the time is up, and starts are missing. The goal is stated: what kvik adds is at most 0.85
@@ -30,6 +31,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import functools
+import http.client
 import importlib.metadata
 import json
 import os
@@ -57,7 +59,7 @@ from kvik.demo import client
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, ensure_checkpoint
 from kvik.demo.engines import BLOCK_TOKENS, Connector, EngineSpec, Role
 from kvik.roles.ports import LOOPBACK, free_ports
-from kvik.roles.processes import Fleet, HttpServer, descendants
+from kvik.roles.processes import Fleet, HttpServer, ProcessError, descendants
 
 LENGTHS = "513,2049,3457"  # tokens: whole KV blocks and one token
 WARM_UP = 4  # prompts before those that count; the first one introduces the servers to each other
@@ -71,6 +73,8 @@ FAILURES = (
     "vllm:kvik_loads_failed_total", "vllm:kvik_requests_recomputed_total", "vllm:kvik_grants_expired_total",
 )  # fmt: skip
 MOVED = {"kvik": "vllm:kvik_loaded_bytes_total", "nixl": "vllm:nixl_bytes_transferred_sum"}
+# What a server that does not come up, or does not answer in time, raises.
+BREAKS = (OSError, http.client.HTTPException, client.RequestError, ProcessError)
 # Settings that going on keeps.
 OF_ONE_RUN = ("seed", "lengths", "prompts", "tokens", "transport", "cores", "arms", "nixl_threads")
 
@@ -297,7 +301,8 @@ class Run:
 
     def missing(self) -> list[tuple[int, str]]:
         """Starts that are to come, in their order."""
-        done = {(cell["start"], cell["arm"]) for cell in self.raw["cells"]}
+        ended = [*self.raw["cells"], *self.raw.get("broken", ())]
+        done = {(cell["start"], cell["arm"]) for cell in ended}
         found = []
         for start in range(self.settings.starts):
             arms = list(self.settings.arms)
@@ -318,13 +323,25 @@ class Run:
             for start, name in self.missing():
                 if time.monotonic() > end:
                     return False
-                began = time.monotonic()
-                cell = self._one(start, name, parent, model, folder, packages)
-                cell["seconds"] = time.monotonic() - began
-                self.raw["cells"].append(cell)
-                kept.write(self.settings.out, self.raw)
-                self._tell(cell)
+                self.keep(
+                    start, name, functools.partial(self._one, start, name, parent, model, folder, packages)
+                )
         return True
+
+    def keep(self, start: int, name: str, work: Callable[[], dict[str, Any]]) -> None:
+        """One start, kept and told of; also one that broke off, which ends nothing but itself."""
+        began = time.monotonic()
+        try:
+            cell = work()
+        except BREAKS as error:
+            broken = {"start": start, "arm": name, "why": f"{type(error).__name__}: {error}"}
+            self.raw.setdefault("broken", []).append(broken)
+            print(f"start {start} {name}: broke off: {broken['why']}", flush=True)
+        else:
+            cell["seconds"] = time.monotonic() - began
+            self.raw["cells"].append(cell)
+            self._tell(cell)
+        kept.write(self.settings.out, self.raw)
 
     def _one(
         self, start: int, name: str, parent: ForkParent, model: Path, folder: Path, packages: str

@@ -108,6 +108,8 @@ def invalid(raw: Raw) -> dict[str, list[str]]:
             faults += [f"{wrong} answers with other tokens than without a handover"] if wrong else []
         if faults:
             found.setdefault(cell["arm"], []).extend(f"start {cell['start']}: {fault}" for fault in faults)
+    for broken in raw.get("broken", ()):
+        found.setdefault(broken["arm"], []).append(f"start {broken['start']} broke off: {broken['why']}")
     return found
 
 
@@ -125,15 +127,11 @@ def report(raw: Raw) -> str:
     """The tables of all that there is."""
     settings = raw["settings"]
     arms = [arm for arm in settings["arms"] if cells_of(raw, arm)]
-    if not arms:
-        return "no start has ended"
     bad = invalid(raw)
-    parts = [
-        _heads(raw),
-        "\n".join(_by_length(raw, arms)),
-        "\n".join(_by_arm(raw, arms)),
-        "\n".join(_ratios(raw, arms, bad)),
-    ]
+    parts = ["no start has ended"]
+    if arms:
+        tables = _by_length(raw, arms), _by_arm(raw, arms), _ratios(raw, arms, bad)
+        parts = [_heads(raw), *map("\n".join, tables)]
     parts += [f"INVALID {arm}: {'; '.join(reasons)}" for arm, reasons in bad.items()]
     unsure = [str(cell["start"]) for cell in raw["cells"] if cell["start"] not in cells_of(raw, "none")]
     if unsure:

@@ -136,6 +136,28 @@ def test_going_on_does_what_is_missing_in_the_same_order(beside: ModuleType) -> 
     assert run.missing() == wanted[4:]
 
 
+def test_a_start_that_breaks_off_ends_its_arm_alone(
+    beside: ModuleType, figures: ModuleType, capsys: pytest.CaptureFixture[str]
+) -> None:
+    raw = raw_of(3)
+    raw["cells"] = [one for one in raw["cells"] if (one["arm"], one["start"]) != ("nixl", 2)]
+    settings = argparse.Namespace(seed=7, starts=3, arms=["kvik", "nixl", "none"], out=None)
+    run = beside.Run(settings, raw)
+
+    def hangs() -> dict[str, Any]:
+        raise TimeoutError("no answer in 60 s")
+
+    run.keep(2, "nixl", hangs)
+    assert "start 2 nixl: broke off: TimeoutError: no answer in 60 s" in capsys.readouterr().out
+    assert run.missing() == []
+    assert list(figures.invalid(raw)) == ["nixl"]
+    text = figures.report(raw)
+    assert "INVALID nixl: start 2 broke off: TimeoutError: no answer in 60 s" in text
+    assert "| met |" not in text
+    raw["cells"] = []
+    assert figures.report(raw).startswith("no start has ended\n\nINVALID nixl")
+
+
 def test_all_arms_of_a_round_are_asked_the_same(beside: ModuleType) -> None:
     one, again, next_round = (beside.plan_of(7, start, LENGTHS, 3) for start in (0, 0, 1))
     assert one == again != next_round
