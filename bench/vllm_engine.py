@@ -129,9 +129,10 @@ def cpu_of(pid: int) -> float:
     return time.clock_gettime(~pid << 3 | 2)
 
 
-def rest(engines: Iterable[Engine]) -> None:
-    """Wait until servers have come to rest: after an answer the queues of vLLM spin for a second."""
-    pids = [pid for engine in engines for pid in descendants(engine.server.pid)]
+def rest(engines: Iterable[Engine], *others: int) -> None:
+    """Wait until servers, and other processes, have come to rest: after an answer the queues of vLLM spin for
+    a second, and a store's puts go on."""
+    pids = [*others, *(pid for engine in engines for pid in descendants(engine.server.pid))]
 
     def taken() -> float:
         return sum(map(cpu_of, pids))

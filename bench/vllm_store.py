@@ -10,8 +10,9 @@ Real vLLM servers on CPU, with the environment of the tests.
 round asks the same long prompts through restarts of the engine and of the store; its prompts are its own.
 Each stage says where KV has to come from, and fails when the engine's own counters of computed prompt
 tokens, or of blocks that were loaded, say something else, or when an answer's tokens are not those of the
-prompt's first answer. A sample is a source's requests a second in a round, asked one after the other, where
-that is fast several times. Intervals are Student's t, 95 %.
+prompt's first answer. A stage begins when engine and store have come to rest, so that all puts of the one
+before are over. A sample is a source's requests a second in a round, asked one after the other, where that is
+fast several times. Intervals are Student's t, 95 %.
 
 `cold`: four fresh servers that are up together. `none` has no connector; `again` has none either, and shows
 what two equal arms differ by; `bare` has one that does nothing, and shows what vLLM takes for having one
@@ -61,7 +62,7 @@ from kvik.roles.hosts import Host, Rate, two_hosts
 from kvik.roles.processes import Fleet, Process, descendants
 
 LAYERS = 64  # of the checkpoint: 64 KiB of KV a token
-REPEATS = 4
+REPEATS = 8
 """Times that all prompts are asked of the engine's own cache, in each of two stages, and half as often as of
 the host's in one: a request takes a tenth of a second there, and waits for a core as long now and then."""
 MOST_BLOCKS = 31  # of a prompt: the model takes 4,096 tokens
@@ -158,6 +159,7 @@ def stages_of(engine: Engine, store: Store, this: Round) -> Iterator[tuple[str, 
     """One round: of each stage its text, its source, and requests a second."""
 
     def stage(text: str, source: str, times: int = 1) -> tuple[str, str, float]:
+        rest([engine], store.process.pid)
         seconds = []
         for _ in range(times):
             if source == "host store":
