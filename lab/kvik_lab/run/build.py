@@ -150,7 +150,7 @@ def stated(start: PlannedStart, run: Planned, system: System, varied: Sequence[s
     return Stated(
         mode=spec.mode,
         entry=system.entry,
-        transport=spec.transport if spec.mode == "disaggregated" else None,
+        transport=spec.transport if spec.mode == "disaggregated" and spec.transport != "auto" else None,
         prompt_tokens=prompt.tokens if fixed else None,
         output_tokens=prompt.output if fixed else None,
         kv_bytes_per_token=start.shape.kv_bytes_per_token(),

@@ -84,7 +84,9 @@ class RunSpec(Section):
     driver: DriverName
     mode: Mode = "disaggregated"
     transport: Text = Field(
-        "tcp", description="What moves KV between prefill and decode; of storage: tcp, rdma or local."
+        "tcp",
+        description="What moves KV between prefill and decode: of kvik's engines tcp, local, nics or auto; "
+        "of storage: tcp, rdma or local.",
     )
     connector: ConnectorName = Field("kvik", description="Of vLLM: kvik's, or vLLM's own over NIXL.")
     nodes: dict[Text, NodeSpec] = {}

@@ -154,6 +154,13 @@ def test_what_is_right_is_valid() -> None:
 ETH1 = 'node_network_transmit_bytes_total{device="eth1"}'
 NO_NIXL = {name: value for name, value in decode().items() if "nixl" not in name}
 INVALID, SUSPECT = "invalid", "suspect"
+
+
+def counted(transport: str) -> Counters:
+    """A decode engine of kvik that took everything in by this transport."""
+    return decode() | {f'kvik_transfer_bytes_total{{direction="in",transport="{transport}"}}': KV}
+
+
 RESTLESS = WarmUp(rule="changepoint", requests=60, seconds=30.0, metric="ttft")
 UNSYNCED = (node().model_copy(update={"clock": clock(offset=0.02)}), node(name="b"))
 
@@ -182,6 +189,14 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"stated": stated(transport="tcp"), "nodes": (node({f'{RDMA}{{device="mlx5_0"}}': KV}),)},
         "V7", INVALID, "RDMA devices sent",
+    ),
+    (
+        {"stated": stated(transport="nics"), "roles": roles(None, counted("tcp"))},
+        "V7", INVALID, "bytes by tcp, and nics is stated",
+    ),
+    (
+        {"stated": stated(transport="tcp"), "roles": roles(None, counted("verbs"))},
+        "V7", INVALID, "bytes by verbs, and tcp is stated",
     ),
     (
         {"stated": stated(interfaces=("eth1",)), "nodes": (node({ETH1: 1e5}),)},
@@ -230,6 +245,16 @@ def test_devices_that_carried_the_kv() -> None:
     carried = {'node_network_transmit_bytes_total{device="eth1"}': 1.02 * KV}
     judged = judge(record(stated=stated(transport="ucx", interfaces=("eth1",)), nodes=(node(carried),)))
     assert finding(judged, "V7").status == "passed"
+
+
+@pytest.mark.parametrize("transport", ["verbs", "libfabric", "plugin"])
+def test_nics_are_whatever_the_engine_drives_them_by(transport: str) -> None:
+    """An engine is told of `nics`, and counts what they moved by their kind; devices of RDMA may send it."""
+    seen = {f'{RDMA}{{device="mlx5_0"}}': KV}
+    told = roles(None, counted(transport))
+    told = (*told[:1], told[1].model_copy(update={"reported": {"transport": transport}}), *told[2:])
+    found = finding(judge(record(stated=stated(transport="nics"), roles=told, nodes=(node(seen),))), "V7")
+    assert (found.status, found.measured) == ("passed", 1.0), found
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import pytest
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError
 from kvik_lab.load.spec import LoadSpec, UntilSteady
-from kvik_lab.run.build import resolve, varied
+from kvik_lab.run.build import resolve, stated, varied
+from kvik_lab.run.drivers.system import System
 from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import Study, StudyError, parse_study
 from kvik_lab.study.programs import PutError, put_levels
@@ -96,6 +97,16 @@ def test_slots_are_those_of_the_plan_each_time() -> None:
     loads = [run.load for start in planned for run in start.runs]
     seeds = [load.seed for load in loads if isinstance(load, LoadSpec)]
     assert len(set(seeds)) == len(seeds) == len(loads)
+
+
+@pytest.mark.parametrize(
+    ("said", "held_to"), [("nics", "nics"), ("local", "local"), ("auto", None)], ids=["nics", "local", "auto"]
+)
+def test_a_transport_is_stated_where_one_is_demanded(said: str, held_to: str | None) -> None:
+    """`auto` takes what is there, and V7 is asked nothing."""
+    study = parse_study(SMALL.replace("transport: tcp", f"transport: {said}"))
+    start = resolve(study, plan_slots(study))[0]
+    assert stated(start, start.runs[0], System((), "router", "", 16), ()).transport == held_to
 
 
 def test_runs_of_one_start_have_one_system() -> None:
