@@ -90,8 +90,8 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
 
 
 def servers(spec: RunSpec) -> dict[str, Any]:
-    """All of a resolved run but its load."""
-    return spec.model_dump(mode="json", exclude={"load", "limit", "ready_limit"})
+    """All of a resolved run but its load, and what its load is held to."""
+    return spec.model_dump(mode="json", exclude={"load", "limit", "ready_limit", "stated"})
 
 
 def _model(levels: Levels) -> str | None:
@@ -157,6 +157,7 @@ def stated(start: PlannedStart, run: Planned, system: System, varied: Sequence[s
         block_tokens=system.block_tokens,
         interfaces=("eth0",) if spec.link is not None else None,
         varied=tuple(varied),
+        **spec.stated.model_dump(),
     )
 
 

@@ -361,6 +361,17 @@ def test_a_verdict_is_a_function_of_the_record() -> None:
     assert judge(first, gates=["V2"]).verdict == "valid"
 
 
+def test_hits_of_a_store_that_are_designed() -> None:
+    """Prompts are sent again for them; and decode, which has its KV handed over, need ask no store."""
+    unasked = decode() | {'kvik_emulator_store_blocks_total{result="hit"}': 0.0}
+    served = roles(prefill(external_prefix_cache_hits_total=9000.0), unasked)
+    again = requests(prompt_digest="f" * 64)
+    judged = judge(record(requests=again, roles=served, stated=stated(store_hit_share=0.9)))
+    assert [finding(judged, gate).status for gate in ("V1", "V6")] == ["passed", "passed"], judged.findings
+    other = judge(record(requests=again, roles=served, stated=stated(store_hit_share=0.1)))
+    assert "90.0%, and 10.0% was designed" in finding(other, "V1").what
+
+
 def test_what_did_not_complete_is_given_back() -> None:
     lost = record(id="run-1", outcome="lost", error="no such host", requests=())
     assert judge_study([record(), lost])[1] == lost
