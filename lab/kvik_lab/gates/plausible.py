@@ -25,7 +25,7 @@ def v5(case: Case) -> Finding:
     if unified is not None and case.disaggregated:
         found.append(_slower(times, unified))
     if not found:
-        remedy = "state ttft_floor: operations over the peak, and bytes over the link"
+        remedy = "state ttft_floor (run.stated): operations over the peak, and bytes over the link"
         return unchecked("V5", "no floor is stated", remedy)
     return worst(found)
 
@@ -116,7 +116,7 @@ def _digests(case: Case) -> Finding:
     if not digests:
         return unchecked("V6", "no digests of prompts are recorded")
     digest, times = Counter(digests).most_common(1)[0]
-    if times > 1 and case.stated.prefix_hit_share == 0:
+    if times > 1 and not (case.stated.prefix_hit_share or case.stated.store_hit_share):
         return suspect(
             "V6",
             f"the prompt {digest[:12]}... was sent {times} times, and no cache hit is designed",

@@ -67,7 +67,8 @@ class Stated(Section):
     entry: Text | None = Field(default=None, description="Role that the client is to talk to.")
     transport: Text | None = Field(
         default=None,
-        description="That the KV is to be moved by: tcp, local, verbs, libfabric, ucx, ...; of a file that "
+        description="That the KV is to be moved by: tcp, local, nics (verbs, libfabric or plugin), verbs, "
+        "libfabric, ucx, ...; of a file that "
         "is loaded: tcp, rdma, or local.",
     )
     file_bytes: Positive | None = Field(default=None, description="Of the file that each load reads.")

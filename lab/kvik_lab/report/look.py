@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -134,9 +134,10 @@ def _compare(
             return Compared(arm, condition, None, f"{name} has no values here")
         sides.append(_starts(cell))
     try:
+        (one, two), left = _in_blocks_of_both(sides)
         found = compare(
-            sides[0],
-            sides[1],
+            one,
+            two,
             rules.margin,
             rules.alpha,
             rules.smaller_is_better,
@@ -146,8 +147,31 @@ def _compare(
         )
     except LabError as error:
         return Compared(arm, condition, None, str(error))
+    found = replace(found, notes=(*found.notes, *left))
     silent = found.conclusion is Conclusion.UNSTEADY or found.plan is Plan.SINGLE
     return Compared(arm, condition, found, "; ".join(found.notes) if silent else "")
+
+
+def _in_blocks_of_both(sides: Sequence[Starts]) -> tuple[list[Starts], tuple[str, ...]]:
+    """Both sides without the starts whose block has none of the other side, as where one start was given up;
+    and what was left out. Raises LabError where nothing is left."""
+    if not all(side.blocks for side in sides):
+        return list(sides), ()
+    both = set.intersection(*(set(side.blocks.values()) for side in sides))
+    if not both:
+        names = " and ".join(side.source for side in sides)
+        raise LabError(f"no block has starts of {names}; run both in each block")
+    left = [f"{s.source}: {name} (block {b})" for s in sides for name, b in s.blocks.items() if b not in both]
+    kept = [
+        Starts(
+            s.source,
+            {name: values for name, values in s.values.items() if s.blocks[name] in both},
+            {name: block for name, block in s.blocks.items() if block in both},
+        )
+        for s in sides
+    ]
+    said = f"left out, as the other arm has no start in their block: {', '.join(left)}"
+    return kept, (said,) if left else ()
 
 
 def _starts(cell: Cell) -> Starts:

@@ -90,8 +90,8 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
 
 
 def servers(spec: RunSpec) -> dict[str, Any]:
-    """All of a resolved run but its load."""
-    return spec.model_dump(mode="json", exclude={"load", "limit", "ready_limit"})
+    """All of a resolved run but its load, and what its load is held to."""
+    return spec.model_dump(mode="json", exclude={"load", "limit", "ready_limit", "stated"})
 
 
 def _model(levels: Levels) -> str | None:
@@ -150,13 +150,14 @@ def stated(start: PlannedStart, run: Planned, system: System, varied: Sequence[s
     return Stated(
         mode=spec.mode,
         entry=system.entry,
-        transport=spec.transport if spec.mode == "disaggregated" else None,
+        transport=spec.transport if spec.mode == "disaggregated" and spec.transport != "auto" else None,
         prompt_tokens=prompt.tokens if fixed else None,
         output_tokens=prompt.output if fixed else None,
         kv_bytes_per_token=start.shape.kv_bytes_per_token(),
         block_tokens=system.block_tokens,
         interfaces=("eth0",) if spec.link is not None else None,
         varied=tuple(varied),
+        **spec.stated.model_dump(),
     )
 
 

@@ -144,7 +144,8 @@ def _look(up: Up) -> tuple[dict[str, Look], dict[str, Counters]]:
     """Every node and every server that has counters."""
     looks = {name: Look.at(up.nodes[name], up.mark) for name in used_nodes(up.system, up.planned.spec)}
     far: dict[str, Counters] = {}
-    for node in (up.nodes[name] for name in looks):
+    for name in {part.role.node for part in up.system.parts}:  # that of the load alone may have no kvik
+        node = up.nodes[name]
         if isinstance(node, SshNode):
             far |= node.engine_counters(up.mark)
     counted = {part.role.name: _counted(up, part) for part in up.system.parts}

@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvik_lab.records.schema import Seconds, Share
+
 DriverName = Literal["emulator", "storage", "vllm"]
 ConnectorName = Literal["kvik", "nixl"]
 Mode = Literal["disaggregated", "unified"]
@@ -78,13 +80,26 @@ class EnginesSpec(Section):
 ENGINES: tuple[Kind, ...] = ("prefill", "decode", "unified")
 
 
+class StatedSpec(Section):
+    """What gates hold a run to, beside what follows from the rest of `run`."""
+
+    prefix_hit_share: Share = Field(0.0, description="Prompt tokens that are to be found in a prefix cache.")
+    store_hit_share: Share = Field(0.0, description="Prompt tokens that are to come from a store.")
+    ttft_floor: Seconds | None = Field(None, description="No first token can come sooner.")
+    unified_ttft: Seconds | None = Field(
+        None, description="Lower end of the interval of one engine's time to first token, likewise."
+    )
+
+
 class RunSpec(Section):
     """What is started for a run, and what load it gets."""
 
     driver: DriverName
     mode: Mode = "disaggregated"
     transport: Text = Field(
-        "tcp", description="What moves KV between prefill and decode; of storage: tcp, rdma or local."
+        "tcp",
+        description="What moves KV between prefill and decode: of kvik's engines tcp, local, nics or auto; "
+        "of storage: tcp, rdma or local.",
     )
     connector: ConnectorName = Field("kvik", description="Of vLLM: kvik's, or vLLM's own over NIXL.")
     nodes: dict[Text, NodeSpec] = {}
@@ -93,6 +108,7 @@ class RunSpec(Section):
     engines: EnginesSpec = Field(default_factory=lambda: EnginesSpec.model_validate({}))
     roles: dict[Kind, RoleSpec] = {}
     load: dict[Text, Any] = Field({}, description="Of the load driver: see `kvik lab load --help`.")
+    stated: StatedSpec = Field(default_factory=lambda: StatedSpec.model_validate({}))
     ready_limit: Annotated[float, Field(gt=0)] | None = Field(
         None, description="Seconds that a server may take until it is ready; by default the driver's."
     )

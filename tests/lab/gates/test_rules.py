@@ -154,6 +154,13 @@ def test_what_is_right_is_valid() -> None:
 ETH1 = 'node_network_transmit_bytes_total{device="eth1"}'
 NO_NIXL = {name: value for name, value in decode().items() if "nixl" not in name}
 INVALID, SUSPECT = "invalid", "suspect"
+
+
+def counted(transport: str) -> Counters:
+    """A decode engine of kvik that took everything in by this transport."""
+    return decode() | {f'kvik_transfer_bytes_total{{direction="in",transport="{transport}"}}': KV}
+
+
 RESTLESS = WarmUp(rule="changepoint", requests=60, seconds=30.0, metric="ttft")
 UNSYNCED = (node().model_copy(update={"clock": clock(offset=0.02)}), node(name="b"))
 
@@ -182,6 +189,14 @@ WRONG: list[tuple[dict[str, Any], str, str, str]] = [
     (
         {"stated": stated(transport="tcp"), "nodes": (node({f'{RDMA}{{device="mlx5_0"}}': KV}),)},
         "V7", INVALID, "RDMA devices sent",
+    ),
+    (
+        {"stated": stated(transport="nics"), "roles": roles(None, counted("tcp"))},
+        "V7", INVALID, "bytes by tcp, and nics is stated",
+    ),
+    (
+        {"stated": stated(transport="tcp"), "roles": roles(None, counted("verbs"))},
+        "V7", INVALID, "bytes by verbs, and tcp is stated",
     ),
     (
         {"stated": stated(interfaces=("eth1",)), "nodes": (node({ETH1: 1e5}),)},
@@ -230,6 +245,16 @@ def test_devices_that_carried_the_kv() -> None:
     carried = {'node_network_transmit_bytes_total{device="eth1"}': 1.02 * KV}
     judged = judge(record(stated=stated(transport="ucx", interfaces=("eth1",)), nodes=(node(carried),)))
     assert finding(judged, "V7").status == "passed"
+
+
+@pytest.mark.parametrize("transport", ["verbs", "libfabric", "plugin"])
+def test_nics_are_whatever_the_engine_drives_them_by(transport: str) -> None:
+    """An engine is told of `nics`, and counts what they moved by their kind; devices of RDMA may send it."""
+    seen = {f'{RDMA}{{device="mlx5_0"}}': KV}
+    told = roles(None, counted(transport))
+    told = (*told[:1], told[1].model_copy(update={"reported": {"transport": transport}}), *told[2:])
+    found = finding(judge(record(stated=stated(transport="nics"), roles=told, nodes=(node(seen),))), "V7")
+    assert (found.status, found.measured) == ("passed", 1.0), found
 
 
 @pytest.mark.parametrize(
@@ -334,6 +359,17 @@ def test_a_verdict_is_a_function_of_the_record() -> None:
     first = judge(record(roles=roles(prefill(prefix_cache_hits_total=5000.0))))
     assert judge(first) == first
     assert judge(first, gates=["V2"]).verdict == "valid"
+
+
+def test_hits_of_a_store_that_are_designed() -> None:
+    """Prompts are sent again for them; and decode, which has its KV handed over, need ask no store."""
+    unasked = decode() | {'kvik_emulator_store_blocks_total{result="hit"}': 0.0}
+    served = roles(prefill(external_prefix_cache_hits_total=9000.0), unasked)
+    again = requests(prompt_digest="f" * 64)
+    judged = judge(record(requests=again, roles=served, stated=stated(store_hit_share=0.9)))
+    assert [finding(judged, gate).status for gate in ("V1", "V6")] == ["passed", "passed"], judged.findings
+    other = judge(record(requests=again, roles=served, stated=stated(store_hit_share=0.1)))
+    assert "90.0%, and 10.0% was designed" in finding(other, "V1").what
 
 
 def test_what_did_not_complete_is_given_back() -> None:

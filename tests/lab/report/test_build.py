@@ -333,3 +333,42 @@ def test_a_journal_says_when_where_and_with_which_versions(tmp_path: Path) -> No
     assert told["where"] == "n7 (Some CPU, 2 cores, Linux 6.1)"
     assert told["versions"] == "kvik 1.2.3, vllm 0.9"
     assert made.answer.question == "Which takes less time, a or b?"
+
+
+def in_blocks(path: Path, lost: set[tuple[str, int]]) -> Path:
+    """One start of each arm in each of six blocks, which differ by half; B takes 1.2 times A. Of the `lost`
+    there is a word alone, as `kvik lab table` writes it."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,block,iteration,value,arm"]
+    for block in range(1, 7):
+        for arm, ratio in (("A", 1.0), ("B", 1.2)):
+            start, level = f"s{block}{arm}", ratio * (1 + block / 12) * (1 + 0.01 * rng.standard_normal())
+            row = level * (1 + 0.01 * rng.standard_normal(12))
+            given_up = (arm, block) in lost
+            said = ["failed"] if given_up else [f"{value:.5f}" for value in row]
+            lines += [f"{start},{block},{i},{one},{arm}" for i, one in enumerate(said)]
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_a_start_that_was_given_up_costs_its_block_alone(tmp_path: Path) -> None:
+    """The other blocks are compared in pairs, and the page says what it left out."""
+    for lost, pairs in ((set[tuple[str, int]](), 6), ({("B", 3)}, 5), ({("B", 3), ("A", 5)}, 4)):
+        made = build_report(read([in_blocks(tmp_path / "d.csv", lost)], Choice()), Rules(), "r")
+        claim = claims(made)["C1"]
+        assert isinstance(claim.interval, Interval), claim
+        assert (claim.interval.low or 0.0) < 1.2 < (claim.interval.high or 0.0), f"seed {SEED}"
+        assert claim.verdict is Verdict.SUPPORTED, claim
+        assert made.answer is not None
+        assert f"rests on {pairs} pairs of starts" in made.answer.sure
+        said = "left out, as the other arm has no start in their block: "
+        assert (said in claim.because) == bool(lost)
+        for arm, block in lost:
+            other = {"A": "B", "B": "A"}[arm]
+            assert f"{other}: s{block}{other} (block {block})" in claim.because
+
+
+def test_arms_that_share_no_block_are_not_compared(tmp_path: Path) -> None:
+    lost = {("A", block) for block in (1, 2, 3)} | {("B", block) for block in (4, 5, 6)}
+    made = build_report(read([in_blocks(tmp_path / "d.csv", lost)], Choice()), Rules(), "r")
+    assert "no block has starts of A and B; run both in each block" in claims(made)["C1"].because

@@ -11,8 +11,39 @@ from pathlib import Path
 
 import pytest
 
+from tests.lab.gates.scene import finding
 from tests.lab.run.studies import PLAIN, SMALL, finish, processes, records, run, start, wait_for, written
 
+STATED = """
+study: stated
+unit: {model: tiny}
+factors:
+  least: {levels: [0.0001, 3600.0]}
+model: log(ttft) ~ least
+design: {kind: full, starts: 1, seed: 3}
+warmup: {until: count, min: 2, max: 2}
+run:
+  driver: emulator
+  engines: {options: {prefix_cache: true}}
+  load: {requests: 28, prompt: {tokens: 96, output: 4, shared: {share: 0.667}}}
+  stated: {prefix_hit_share: 0.667, ttft_floor: "{least}"}
+"""
+STORED = """
+study: stored
+unit: {model: tiny}
+factors:
+  mode: {levels: [apart, together], restart: true, sets: {together: {mode: unified}}}
+model: log(ttft) ~ mode
+design: {kind: full, starts: 1, seed: 3}
+warmup: {until: count, min: 2, max: 2}
+run:
+  driver: emulator
+  transport: tcp
+  engines: {options: {kv_memory: 16MiB}}  # what waits for the store takes at most half of it
+  roles: {store: {}}
+  load: {requests: 28, prompt: {tokens: 96, output: 4, unique: none}}
+  stated: {store_hit_share: 0.833}
+"""
 KILLS = int(os.environ.get("KVIK_LAB_KILLS", "0"))  # of a longer study: `make soak`
 
 
@@ -143,6 +174,33 @@ def test_status_of_a_study_that_runs(tmp_path: Path) -> None:
     assert {one.outcome for one in records(out).values()} == {"completed"}, said
     asked, answer = run("status", study, out)
     assert (asked, "2 of 2 runs are completed; it is not running" in answer) == (0, True), answer
+
+
+@pytest.mark.timeout(300)
+def test_a_study_of_designed_hits_is_held_to_what_it_states(tmp_path: Path) -> None:
+    """The share of hits is that which is stated; and no run is above a floor of an hour."""
+    out = tmp_path / "out"
+    status, said = run("run", written(tmp_path, STATED), out)
+    assert status == 3, said
+    found = {one.levels["least"]: one for one in records(out).values()}
+    assert set(found) == {0.0001, 3600.0}
+    for one in found.values():
+        assert finding(one, "V1").status == "passed", finding(one, "V1")
+        assert finding(one, "V6").status == "passed", finding(one, "V6")
+    assert finding(found[0.0001], "V5").status == "passed", finding(found[0.0001], "V5")
+    assert finding(found[3600.0], "V5").status == "invalid"
+    assert "28 of 28 first tokens are below the floor" in said
+
+
+@pytest.mark.timeout(300)
+def test_a_study_of_a_store_s_hits_is_held_to_what_it_states(tmp_path: Path) -> None:
+    """Of a pair, too, whose decode engine has its KV handed over and asks no store."""
+    out = tmp_path / "out"
+    status, said = run("run", written(tmp_path, STORED), out)
+    assert status == 0, said
+    for one in records(out).values():
+        for gate in ("V1", "V6"):
+            assert finding(one, gate).status == "passed", finding(one, gate)
 
 
 def _parent_is_keeper(pid: int) -> bool:

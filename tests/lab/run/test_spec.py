@@ -7,7 +7,8 @@ import pytest
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError
 from kvik_lab.load.spec import LoadSpec, UntilSteady
-from kvik_lab.run.build import resolve, varied
+from kvik_lab.run.build import resolve, servers, stated, varied
+from kvik_lab.run.drivers.system import System
 from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import Study, StudyError, parse_study
 from kvik_lab.study.programs import PutError, put_levels
@@ -98,6 +99,32 @@ def test_slots_are_those_of_the_plan_each_time() -> None:
     assert len(set(seeds)) == len(seeds) == len(loads)
 
 
+@pytest.mark.parametrize(
+    ("said", "held_to"), [("nics", "nics"), ("local", "local"), ("auto", None)], ids=["nics", "local", "auto"]
+)
+def test_a_transport_is_stated_where_one_is_demanded(said: str, held_to: str | None) -> None:
+    """`auto` takes what is there, and V7 is asked nothing."""
+    study = parse_study(SMALL.replace("transport: tcp", f"transport: {said}"))
+    start = resolve(study, plan_slots(study))[0]
+    assert stated(start, start.runs[0], System((), "router", "", 16), ()).transport == held_to
+
+
+def test_what_a_study_states_is_put_in_for_each_run() -> None:
+    """By levels that share a start; it is no part of what makes runs replicates."""
+    sets = "{levels: [64, 256], sets: {256: {stated.ttft_floor: 0.5}}, scale: log2}"
+    text = SMALL.replace("{levels: [64, 256], scale: log2}", sets)
+    text += '  stated: {prefix_hit_share: "{share}", unified_ttft: "{one}"}\n'
+    study = parse_study(text.replace("factors:", "constants: {share: 0.5, one: 2}\nfactors:"))
+    start = resolve(study, plan_slots(study))[0]
+    found = {
+        run.slot.levels["tokens"]: stated(start, run, System((), "router", "", 16), ()) for run in start.runs
+    }
+    assert {tokens: one.ttft_floor for tokens, one in found.items()} == {64: None, 256: 0.5}
+    for one in found.values():
+        assert (one.prefix_hit_share, one.store_hit_share, one.unified_ttft) == (0.5, 0.0, 2.0)
+    assert all("stated" not in servers(run.spec) for run in start.runs)
+
+
 def test_runs_of_one_start_have_one_system() -> None:
     """A factor that changes servers takes a restart."""
     study = parse_study(SMALL.replace("    restart: true\n", "").replace("starts: 2, blocks: 2", "starts: 2"))
@@ -113,6 +140,12 @@ def test_runs_of_one_start_have_one_system() -> None:
         ("link.delay: 0.02", "link.delay: -1", "greater than or equal to 0"),
         ("far: {link.rate", "fast: {link.rate", "'link' has no level 'fast'"),
         ("link.rate: 400mbit", "link.rat: 400mbit", "run.link.rat: unknown key"),
+        ("driver: emulator", "driver: emulator\n  stated: {ttft: 1}", "run.stated.ttft: unknown key"),
+        (
+            "driver: emulator",
+            'driver: emulator\n  stated: {prefix_hit_share: "{users}"}',
+            "run.stated.prefix_hit_share: input should be less than or equal to 1",
+        ),
     ],
 )
 def test_mistakes(before: str, after: str, said: str) -> None:

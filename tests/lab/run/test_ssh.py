@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +22,23 @@ from kvik_lab.run.ssh import RemoteProcess, SshNode
 from tests.lab.gates.scene import finding
 from tests.lab.run.sshd import Hosts, ssh_hosts
 from tests.lab.run.studies import PLAIN, finish, processes, records, start, wait_for, written
+
+FILES = """
+study: files
+unit: {model: tiny}
+factors: {by: {levels: [read, mmap]}}
+model: log(load_time) ~ by
+design: {kind: full, starts: 1, seed: 3}
+warmup: {until: count, min: 1, max: 1}
+run:
+  driver: storage
+  transport: local
+  roles: {load: {node: one}}
+  load: {path: FILE, bytes: 1048581, loads: 8, by: "{by}"}
+  nodes:
+"""
+BARE = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S "$@"\n'
+"""Python without anything beside its own library."""
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +97,26 @@ def test_a_study_on_two_hosts_interrupted_and_resumed(hosts: Hosts, tmp_path: Pa
         assert (out / "logs" / one.place.start / "prefill.log").stat().st_size > 0
     secret = {role.settings.get("KVIK_SECRET") for one in found.values() for role in one.roles}
     assert secret == {None}, "a secret is in no record"
+
+
+@pytest.mark.timeout(300)
+def test_a_file_is_loaded_on_a_host_that_has_python_alone(hosts: Hosts, tmp_path: Path) -> None:
+    """Nothing of it asks for kvik there."""
+    python, file, out = tmp_path / "python", tmp_path / "model", tmp_path / "out"
+    python.write_text(BARE, encoding="utf-8")
+    python.chmod(0o755)
+    assert subprocess.run([python, "-c", "import kvik"], check=False, capture_output=True).returncode != 0
+    file.write_bytes(os.urandom(1048581))
+    nodes = hosts.nodes().replace("executor: ssh,", f'executor: ssh, python: "{python}",')
+    with hosts.right.inside():
+        status, said = finish(start("run", written(tmp_path, FILES.replace("FILE", f"{file}") + nodes), out))
+    assert status == 0, said
+    found = records(out)
+    assert len(found) == 2
+    for one in found.values():
+        assert (one.outcome, [node.name for node in one.nodes]) == ("completed", ["one"]), one.error
+        assert len([figure for figure in one.figures if figure.metric == "load_time"]) == 8
+    assert processes(out) == []
 
 
 class Gone(SshNode):

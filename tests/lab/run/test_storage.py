@@ -164,6 +164,7 @@ def test_the_ready_study() -> None:
         ("transport: local", "roles: {store: {}}", "run.roles.store: the driver storage starts no servers"),
         ("transport: local", "storage: {source: 'a:/b'}", "nothing is mounted without a type"),
         ("transport: local", "storage: {type: nfs4}", "run.storage.source: nothing to mount"),
+        ("transport: local", "stated: {ttft_floor: 1}", "run.stated: hits and first tokens are of requests"),
         ("loads: 8", "loads: 0", "run.load: loads: Input should be greater than or equal to 1"),
         ("by: read", "by: rdma", "run.load: by: Input should be 'read' or 'mmap'"),
         ("by: read", "requests: 4", "run.load: requests: Extra inputs are not permitted"),

@@ -25,6 +25,10 @@ class Storage:
                 raise LabError(f"run.roles.{name}: the driver storage starts no servers; take it away")
         if spec.link is not None:
             raise LabError("run.link: the driver storage makes no link; take it away")
+        if spec.stated.model_fields_set:
+            raise LabError(
+                "run.stated: hits and first tokens are of requests, and a file is loaded; take it away"
+            )
         storage = spec.storage
         if storage.type == "none" and (storage.source or storage.options):
             raise LabError("run.storage: nothing is mounted without a type; write type: nfs4, or another")
