@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from kvik_lab.load import search
 from kvik_lab.load.drive import Driver
 from kvik_lab.load.run import run
 from kvik_lab.load.spec import parse_spec
+from kvik_lab.load.tokens import ByteText, Content
 from kvik_lab.records import LoadResult, read_load
 from kvik_lab.records.measures import Goals, ttft, ttft_from_send
 from tests.lab.load.stub import MODEL, Stub, stub
@@ -222,6 +224,30 @@ async def test_turns_send_all_that_was_said(by: dict[str, Any]) -> None:
         assert all((later.sent or 0) >= (one.end or 0) for one, later in pairwise(turns))
     share = next(one.value for one in result.figures if one.metric == "repeated_prompt_share")
     assert share == pytest.approx((45 + 57) / (40 + 52 + 64))
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+async def test_a_later_turn_is_due_when_it_can_be_sent(pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its making takes the client's own time, which is in no latency: neither before the pause nor after."""
+    counted: list[int] = []
+    count = ByteText.count
+
+    def noted(self: ByteText, content: Content) -> int:
+        tokens = count(self, content)
+        counted.append(time.monotonic_ns())
+        return tokens
+
+    monkeypatch.setattr(ByteText, "count", noted)
+    prompt = {"tokens": 40, "output": 5, "by": {"kind": "bytes"}}
+    turns = {"turns": 3, "new_tokens": 7, "pause": pause}
+    async with stub(first=0, gap=0) as server:
+        result = await load(server, prompt=prompt, turns=turns, requests=1)
+    assert len(counted) == 4  # two for each turn that is made of an answer
+    first, *later = result.requests
+    for number, (before, one) in enumerate(pairwise((first, *later))):
+        made = (counted[2 * number + 1] - result.zero) / 1e9
+        assert (one.due or 0) >= max(made, (before.end or 0) + pause - 1e-9)
+        assert (one.sent or 0) >= (one.due or 0)
 
 
 @pytest.mark.parametrize("arrival", [CLOSED, {"kind": "poisson", "rate": 50.0}])
