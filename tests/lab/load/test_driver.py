@@ -14,7 +14,9 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner
 
+from kvik_lab import cli
 from kvik_lab.errors import LabError
 from kvik_lab.load import search
 from kvik_lab.load.drive import Driver
@@ -384,3 +386,15 @@ async def test_told_to_stop_it_ends_and_writes_nothing(tmp_path: Path) -> None:
 def test_a_specification_with_a_mistake_names_it(change: dict[str, Any], said: str) -> None:
     with pytest.raises(LabError, match=said):
         parse_spec({"url": "http://127.0.0.1:1", "arrival": CLOSED, **change}, "load.yaml")
+
+
+def test_a_url_that_is_none_ends_with_2(tmp_path: Path) -> None:
+    source, out = tmp_path / "load.json", tmp_path / "out"
+    source.write_text(json.dumps({"url": "http://127.0.0.1:1", "arrival": CLOSED}))
+    done = CliRunner().invoke(
+        cli.lab, ["load", "--spec", str(source), "--out", str(out), "--url", "localhost:8100"]
+    )
+    assert done.exit_code == 2, done.output
+    assert "error: --url: url: " in done.output
+    assert "begins with http" in done.output
+    assert not out.exists()
