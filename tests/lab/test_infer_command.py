@@ -139,6 +139,32 @@ def test_several_starts_a_block_are_compared_within_blocks() -> None:
     assert found.ratio.high < 1.0
 
 
+def test_an_odd_start_that_was_alone_in_the_last_block_is_left_out(tmp_path: Path) -> None:
+    """Then one side has no start in that block, and the other side's two are still there."""
+    rng = np.random.default_rng(SEED)
+
+    def side(name: str, count: int, ratio: float, last: float) -> Starts:
+        values = {
+            f"{name}{day}{i}": 100 * ratio * level * (1 + 0.01 * rng.standard_normal(20))
+            for day, level in (("x", 1.0), ("y", 2.0), ("z", 4.0 * last))
+            for i in range(count)
+        }
+        return Starts(name, values, {start: start[1] for start in values})
+
+    a, b = side("a", 2, 1.0, 1.0), side("b", 1, 0.9, 1.5)
+    found = compare(a, b)
+    assert found.odd == ("b: bz0",)
+    assert found.plan is Plan.BLOCKED
+    assert found.ratio is not None
+    assert found.ratio.low < 0.9 < found.ratio.high, f"seed {SEED}"
+    assert found.difference is not None
+    assert found.exact_p is None
+    shown = invoke("compare", written(tmp_path, "a.csv", a), written(tmp_path, "b.csv", b))
+    assert shown.exit_code == 0, shown.output
+    assert "Left out as odd: " in shown.output
+    assert "b.csv: bz0" in shown.output.replace("\n", "")
+
+
 def test_one_start_each_is_compared_with_a_warning() -> None:
     found = compare(starts(1900, 1), starts(1600, 1, seed=2))
     assert found.plan is Plan.SINGLE

@@ -19,12 +19,18 @@ from kvik_lab.design.model import FloatArray, IntArray, Model, model_matrix
 from kvik_lab.design.plan import block_columns, default_contrasts
 from kvik_lab.design.power import parse_contrast
 from kvik_lab.design.strata import Strata
+from kvik_lab.design.words import unmeasured
 from kvik_lab.errors import LabError
+from kvik_lab.infer.arrays import Bools
+
+VALUE = "value"
+"""The column of `kvik lab table` with what was measured."""
 
 
 @dataclass(frozen=True)
 class Columns:
-    """What columns of the data are called; `value` defaults to the name before the model's `~`."""
+    """What columns of the data are called; `value` defaults to the name before the model's `~`, or to `value`
+    where no column has that name."""
 
     value: str | None = None
     start: str = "start"
@@ -58,7 +64,7 @@ class Effects:
     runs: int
     starts: int
     notes: tuple[str, ...]
-    """What was asked for and cannot be judged, and why."""
+    """What was asked for and cannot be judged, and why; and what was left out."""
 
 
 def fit_effects(
@@ -71,12 +77,15 @@ def fit_effects(
     """Estimate contrasts from a frame with a row a run or iteration and a column a factor.
 
     Iterations are no replicates: where a column numbers them, rows of one start with the same levels are one
-    run, whose mean counts. Without contrasts they are those that the plan's report has for every factor.
-    Raises LabError for data that do not fit the model.
+    run, whose mean counts. Rows with a word for a missing value are left out. Without contrasts they are
+    those that the plan's report has for every factor. Raises LabError for data that do not fit the model.
     """
     if not 0 < level < 1:
         raise LabError(f"a confidence of {level:g}: it is between 0 and 1")
-    data = _runs(model, data.assign(_y=_response(model, data, columns)), columns)
+    for column in (columns.start, columns.block):
+        _numbered(data, column)  # names a row that lacks it by its place, before rows are left out
+    measured, notes = _measured(model, data, columns)
+    data = _runs(model, measured, columns)
     y = data["_y"].to_numpy(dtype=np.float64)
     plain = model_matrix(model, data)
     blocks = _numbered(data, columns.block)
@@ -87,7 +96,7 @@ def fit_effects(
         one.text: one for one in (parse_contrast(t, model) for t in contrasts or default_contrasts(model))
     }
     fitted = strata.fit(y[None, :])
-    found, notes = [], []
+    found = []
     for contrast in wanted.values():
         row = np.concatenate([contrast.row, np.zeros(full.shape[1] - len(contrast.row))])
         stratum = "runs" if strata.starts == len(y) else strata.stratum(row)
@@ -110,11 +119,25 @@ def fit_effects(
     )
 
 
-def _response(model: Model, data: pd.DataFrame, columns: Columns) -> FloatArray:
-    name = columns.value or model.formula.measured or "value"
+def _measured(model: Model, data: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[str]]:
+    """The rows that have a value, with what is fitted as `_y`, and notes on the others."""
+    wanted = columns.value or model.formula.measured or VALUE
+    # As `kvik lab table` names it; a column that was asked for is that column.
+    name = wanted if wanted in data or columns.value else VALUE
     if name not in data:
-        raise LabError(f"there is no column {name!r}; there are {', '.join(map(str, data.columns))}")
-    values = pd.to_numeric(data[name], errors="coerce").to_numpy(dtype=np.float64)
+        raise LabError(f"there is no column {wanted!r}; there are {', '.join(map(str, data.columns))}")
+    said, notes = unmeasured(data[name])
+    values = _response(model, data, name, said)
+    if said.all():
+        raise LabError(f"no row has a value of {wanted}; {notes[0]}")
+    taken = [] if name == wanted else [f"{wanted} is what the column {name!r} has"]
+    return data.assign(_y=values)[~said], [*taken, *notes]
+
+
+def _response(model: Model, data: pd.DataFrame, name: str, said: Bools) -> FloatArray:
+    """What is fitted of each row; of those where a word says that there is no value, anything."""
+    numbers = pd.to_numeric(data[name], errors="coerce").to_numpy(dtype=np.float64)
+    values = np.where(said, 1.0, numbers)
     good = np.isfinite(values) & ((values > 0) if model.formula.logarithmic else True)
     if not good.all():
         first = int(np.argmin(good))

@@ -27,7 +27,7 @@ _FILE = click.Path(path_type=Path)
     "--effect", "contrasts", multiple=True,
     help="What matters, such as transport@tokens=4000; as for `kvik lab plan`. Repeatable.",
 )  # fmt: skip
-@click.option("--value", help="The column with what was measured [the name before the model's ~].")
+@click.option("--value", help="The column with what was measured [the name before the model's ~, or value].")
 @click.option("--start", default="start", show_default=True, help="The column that names the start.")
 @click.option("--block", default="block", show_default=True, help="The column that names the block.")
 @click.option("--confidence", type=float, default=0.95, show_default=True, help="Of all intervals together.")
@@ -45,7 +45,8 @@ def effects_command(
     """Estimate the effects of STUDY's model from DATA, against the strata that its plan has.
 
     DATA is CSV with a row a run or an iteration: a column for each factor, which is empty where the factor
-    does not exist, one with what was measured, and `start` where iterations share one. Leave warm-up out.
+    does not exist, one with what was measured, and `start` where iterations share one; `kvik lab table`
+    writes it so. Leave warm-up out.
     """
     try:
         loaded = load_study(study)

@@ -22,9 +22,14 @@ import pandas as pd
 from scipy import special
 
 from kvik_lab.design.model import FloatArray
+from kvik_lab.design.words import unmeasured
 from kvik_lab.errors import LabError
 from kvik_lab.infer.judge import Plan
 from kvik_lab.infer.power import FEWEST_STARTS, MOST_STARTS, effect_seen, starts_for_width
+from kvik_lab.report.read import FACTS, UNIT, is_fact
+
+BLOCK = "block"
+"""The column that says which starts ran together, if there is one."""
 
 MOST_ITERATIONS = 1000
 """Recommended at most, where starts hardly differ."""
@@ -92,24 +97,29 @@ def read_pilot(
     frame: pd.DataFrame, start: str = "start", iteration: str = "iteration", value: str = "value",
     warmup: int = 0,
 ) -> tuple[tuple[tuple[FloatArray, ...], ...], tuple[str, ...]]:  # fmt: skip
-    """The series of each start, in order of iteration, grouped by the other columns (the configuration).
+    """The series of each start, in order of iteration, grouped by the other columns (the configuration), and
+    notes on what was left out.
 
-    Drops the first `warmup` iterations of each start. Raises LabError for a missing column, a value that is
-    no positive number, an iteration that is there twice, and too few starts or iterations.
+    The block, the unit, and what says when, where and with which versions a start was measured are of no
+    configuration. Drops rows with a word for a missing value, and the first `warmup` iterations of each
+    start. Raises LabError for a missing column, a value that is no positive number, an iteration that is
+    there twice, and too few starts or iterations.
     """
     for name in (start, iteration, value):
         if name not in frame.columns:
             raise LabError(f"no column {name!r}; there are {', '.join(map(str, frame.columns))}")
     numbers = pd.to_numeric(frame[value], errors="coerce")
     order = pd.to_numeric(frame[iteration], errors="coerce")
-    wrong = ~(np.isfinite(numbers) & (numbers > 0) & np.isfinite(order))
+    said, notes = unmeasured(frame[value])
+    wrong = ~((said | (np.isfinite(numbers) & (numbers > 0))) & np.isfinite(order))
     if wrong.any():
         row = int(np.flatnonzero(wrong.to_numpy())[0])
         raise LabError(
             f"data row {row + 1}: value and iteration must be numbers, the value above 0; repair or drop it"
         )
-    tidy = frame.assign(**{value: numbers.astype(float), iteration: order})
-    other = [str(name) for name in frame.columns if name not in (start, iteration, value)]
+    tidy = frame.assign(**{value: numbers.astype(float), iteration: order})[~said]
+    beside = [str(name) for name in frame.columns if name not in (start, iteration, value)]
+    other = [name for name in beside if name not in (BLOCK, UNIT) and not is_fact(name)]
     keys = [*other, start]
     if tidy.duplicated([*keys, iteration]).any():
         raise LabError(
@@ -128,9 +138,17 @@ def read_pilot(
         raise LabError(
             "the variance between starts takes two starts of one configuration; restart and repeat"
         )
-    dropped = len(groups) - len(kept)
-    notes = (f"{dropped} configurations with a single start are left out",) if dropped else ()
-    return tuple(kept), notes
+    if dropped := len(groups) - len(kept):
+        notes += (f"{dropped} configurations with a single start are left out",)
+    return tuple(kept), notes + _facts_that_vary(tidy, [name for name in beside if is_fact(name)])
+
+
+def _facts_that_vary(frame: pd.DataFrame, facts: Sequence[str]) -> tuple[str, ...]:
+    """A note of what differs between rows, but for when they were measured."""
+    found = [name for name in facts if FACTS.get(name.lower()) != "when" and frame[name].nunique() > 1]
+    if not found:
+        return ()
+    return (f"starts differ in {', '.join(found)}, and what that does is in the variance between them",)
 
 
 def variance_components(groups: Sequence[Sequence[FloatArray]]) -> Components:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,9 @@ SHORTEST = 8
 
 LONGEST = 2000
 """Values up to which a p-value of a few percent can be had from the simulations."""
+
+IN_TAIL = 2
+"""Values that lie beyond a percentile that is given, at least: else it is little more than the largest."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,11 @@ class TooFew:
 
     def __str__(self) -> str:
         return f"{self.what}: {self.n} values cannot say; it takes {self.needed}"
+
+
+def needed_in_tail(probability: float) -> int:
+    """Values that a percentile takes so that `IN_TAIL` lie beyond it: 20 for p90, 200 for p99."""
+    return math.ceil(round(IN_TAIL / min(probability, 1.0 - probability), 9))
 
 
 def series(values: Values, what: str = "the series", at_least: int = 1) -> Floats:

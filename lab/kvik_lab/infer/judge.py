@@ -70,7 +70,11 @@ class Layout:
     @property
     def plan(self) -> Plan:
         """How the starts are compared."""
-        counts = np.stack([np.bincount(self.block[self.of_arm == side]) for side in (False, True)])
+        # Of odd starts that are left out, one may have been its side's only one in the last block.
+        blocks = int(self.block.max()) + 1
+        counts = np.stack(
+            [np.bincount(self.block[self.of_arm == side], minlength=blocks) for side in (False, True)]
+        )
         if counts.shape[1] == 1:
             return Plan.GROUPED if counts.min() > 1 else Plan.SINGLE
         return Plan.PAIRED if (counts == 1).all() else Plan.BLOCKED

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.arrays import Interval, TooFew, Values, fraction, series
+from kvik_lab.infer.arrays import Interval, TooFew, Values, fraction, needed_in_tail, series
 
 
 @dataclass(frozen=True)
@@ -111,10 +111,6 @@ def median_interval(values: Values, level: float = 0.95, rho: float = 0.0) -> In
     return Interval(float(np.median(series(values))), found.low, found.high, level, "order statistics")
 
 
-IN_TAIL = 2
-"""Values of each start that lie beyond a percentile over starts, at least."""
-
-
 def quantile_over_starts(
     starts: Sequence[Values], probability: float, level: float = 0.95
 ) -> Interval | TooFew:
@@ -122,12 +118,12 @@ def quantile_over_starts(
     about.
 
     The geometric mean of the starts' own quantiles, and Student's t over their logarithms: iterations of one
-    start may depend on each other. TooFew for one start, or where a start has fewer than IN_TAIL values
+    start may depend on each other. TooFew for one start, or where a start has fewer than `IN_TAIL` values
     beyond the percentile. Values lie above zero.
     """
     fraction(probability, "the quantile")
     rows = [series(s, f"start {i + 1}", at_least=1) for i, s in enumerate(starts)]
-    needed = math.ceil(round(IN_TAIL / min(probability, 1.0 - probability), 9))
+    needed = needed_in_tail(probability)
     fewest = min(len(row) for row in rows)
     what = f"the {100 * probability:g} % quantile over starts"
     if len(rows) < 2:

@@ -15,7 +15,7 @@ import click
 from kvik_lab.errors import LabError
 from kvik_lab.load.importers import FORMATS, read_foreign
 from kvik_lab.load.run import run
-from kvik_lab.load.spec import LoadSpec, read_spec
+from kvik_lab.load.spec import LoadSpec, parse_spec, read_spec
 from kvik_lab.load.summary import lines
 from kvik_lab.records import LoadResult, dump
 
@@ -39,10 +39,9 @@ def load_command(source: Path, out: Path, url: str | None, seed: int | None, qui
     """
     try:
         spec = read_spec(source)
-        changes = {"url": url} if url else {}
-        spec = LoadSpec.model_validate(
-            {**spec.model_dump(), **changes, **({} if seed is None else {"seed": seed})}
-        )
+        changes = {"url": url, "seed": seed}
+        given = {name: value for name, value in changes.items() if value is not None}
+        spec = parse_spec({**spec.model_dump(), **given}, "--url")
         result = asyncio.run(_until_told(spec))
         write(out, result)
     except LabError as error:

@@ -270,10 +270,11 @@ class Driver:
             answer = read(sent)
             if answer.error is not None or turn + 1 == turns.turns:
                 return
-            if turns.pause:
-                await asyncio.sleep(turns.pause)
-            due = (sent.exchange.ended or 0) + int(turns.pause * 1e9)
             planned, body, said = self._next(planned, answer, said, turns)
+            async with _alarm() as alarm:
+                # That the answer was read and this turn made took time, which is not the server's.
+                due = max((sent.exchange.ended or 0) + int(turns.pause * 1e9), time.monotonic_ns())
+                await alarm.until(due)
 
     def _next(
         self, last: Planned, answer: Answer, said: tuple[tuple[str, str], ...], turns: Turns

@@ -12,7 +12,7 @@ import pandas as pd
 from kvik_lab.errors import LabError
 from kvik_lab.records.files import read
 from kvik_lab.records.schema import Node, RunRecord
-from kvik_lab.records.table import COLUMNS, table
+from kvik_lab.records.table import COLUMNS, table, unit
 
 _PATH = click.Path(path_type=Path)
 WORDS = {"invalid": "not measured", "lost": "failed", "cancelled": "failed"}
@@ -27,9 +27,9 @@ WORDS = {"invalid": "not measured", "lost": "failed", "cancelled": "failed"}
 def table_command(journals: tuple[Path, ...], metric: str, out: Path, anchors: bool) -> None:
     """Write one METRIC of JOURNALS (files of run records, such as runs.jsonl) as CSV, a row a value.
 
-    The columns are start, block, iteration, value, a column a factor, and of each run when and where it was,
-    and the versions of its programs. Times are in seconds. What was not completed or is invalid has a word in
-    place of its value.
+    The columns are start, block, iteration, value, unit, a column a factor, and of each run when and where it
+    was, and the versions of its programs. Times are in seconds. What was not completed or is invalid has a
+    word in place of its value.
     """
     try:
         frame = rows(read(journals), metric, anchors=anchors)
@@ -40,8 +40,8 @@ def table_command(journals: tuple[Path, ...], metric: str, out: Path, anchors: b
 
 
 def rows(records: Sequence[RunRecord], metric: str, *, anchors: bool = False) -> pd.DataFrame:
-    """The table that `kvik lab report` takes. Iterations count through all runs of a combination in a
-    start."""
+    """The table that `kvik lab report`, `pilot` and `effects` take. Iterations count through all runs of a
+    combination in a start. Raises `LabError` for a factor with the name of another column."""
     frame = table(records, metric)
     if not anchors:
         frame = frame[~frame["anchor"].astype(bool)]
@@ -50,12 +50,15 @@ def rows(records: Sequence[RunRecord], metric: str, *, anchors: bool = False) ->
     found["iteration"] = frame.groupby(["start", *factors], dropna=False).cumcount()
     missing = frame["missing"].map(lambda why: WORDS.get(why, why))
     found["value"] = frame["value"].astype(object).where(frame["value"].notna(), missing)
-    for name in factors:
-        found[name] = frame[name]
+    if (measured_in := unit(records, metric)) is not None:
+        found["unit"] = measured_in
     told = {record.id: facts(record) for record in records}
-    for name in dict.fromkeys(name for one in told.values() for name in one):
-        if name in found:
-            raise LabError(f"a factor is called {name!r}, as the column that says it of a run; rename it")
+    named = dict.fromkeys(name for one in told.values() for name in one)
+    for name in factors:
+        if name in found or name in named:
+            raise LabError(f"a factor is called {name!r}, as a column of the table is; rename it")
+        found[name] = frame[name]
+    for name in named:
         found[name] = frame["run"].map(lambda run, name=name: told[run].get(name, ""))
     return found.drop(columns="block") if found["block"].isna().any() else found
 

@@ -162,3 +162,11 @@ PER_RUN: Mapping[str, Callable[[Sequence[Request]], float | None]] = {
     "output_throughput": output_throughput,
 }
 """Name -> value of a whole run: requests or tokens a second."""
+
+UNITS: Mapping[str, str] = {
+    "output_rate": "tokens/s",
+    "throughput": "requests/s",
+    "output_throughput": "tokens/s",
+    "goodput": "requests/s",
+}
+"""Name -> unit of what is no time; all others are in s."""

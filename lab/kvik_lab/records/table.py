@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from kvik_lab.errors import LabError
-from kvik_lab.records.measures import PER_REQUEST, PER_RUN, Goals, goodput
+from kvik_lab.records.measures import PER_REQUEST, PER_RUN, UNITS, Goals, goodput
 from kvik_lab.records.schema import Figure, RunRecord
 
 COLUMNS = ("run", "order", "start", "group", "whole_plot", "anchor", "phase", "iteration", "value", "missing")
@@ -61,6 +61,22 @@ def metrics(records: Sequence[RunRecord]) -> tuple[str, ...]:
             found[figure.metric] = None
             found[f"{figure.metric}:{figure.statistic}"] = None
     return tuple(found)
+
+
+def unit(records: Sequence[RunRecord], metric: str) -> str | None:
+    """The unit of the values that `table` gives; None where no record has one.
+
+    Raises `LabError` for figures in several units: they are no values of one thing.
+    """
+    found: dict[str, None] = {}
+    for record in (one for one in records if one.counts):
+        if record.requests and metric in (*PER_REQUEST, *PER_RUN, "goodput"):
+            found[UNITS.get(metric, "s")] = None
+        else:
+            found.update(dict.fromkeys(figure.unit for figure in _figures(record, metric)))
+    if len(found) > 1:
+        raise LabError(f"{metric} is in {' and in '.join(found)}; make a table of the runs of each unit")
+    return next(iter(found), None)
 
 
 def _head(record: RunRecord) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from kvik_lab.report.html import to_html
 from kvik_lab.report.look import Rules
 from kvik_lab.report.markdown import to_markdown
 from kvik_lab.report.model import Report
-from kvik_lab.report.read import Choice, read
+from kvik_lab.report.read import Choice, Data, read
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
 
@@ -27,7 +27,8 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--json", "json_file", type=_FILE, help="Write the report as JSON to this file.")
 @click.option("--title", default="Report", show_default=True, help="Title of the report.")
 @click.option(
-    "--unit", default="ms", show_default=True, help="Unit of the values; models take s, ms, us, ns."
+    "--unit",
+    help="Unit of the values, where no column unit says it [default: ms]; models take s, ms, us, ns.",
 )
 @click.option("--arm", help="Column that is compared; by default the files, or a column such as backend.")
 @click.option("--base", help="Level of it that the others are compared with; by default the first.")
@@ -49,7 +50,7 @@ def report_command(
     out: Path | None,
     json_file: Path | None,
     title: str,
-    unit: str,
+    unit: str | None,
     arm: str | None,
     base: str | None,
     size: str | None,
@@ -66,19 +67,28 @@ def report_command(
 ) -> None:
     """Make a report of measurements: one HTML file, its Markdown twin, and JSON.
 
-    Each file of DATA is CSV with the columns start, iteration and value; every other column is a factor. A
-    value may be a word: failed, in progress, not possible, not measured.
+    Each file of DATA is CSV with the columns start, iteration and value; every other column is a factor, but
+    those that say the unit, and when, where and with which versions was measured. A value may be a word:
+    failed, in progress, not possible, not measured.
     """
     if out is None and json_file is None:
         raise click.UsageError("say where the report goes: --out DIR, --json FILE, or both")
     try:
         data = read(files, Choice(Columns(start, iteration, value, block), arm, size, ignore))
-        rules = Rules(unit, base, margin, alpha, not larger_is_better, question, _facts(fact))
+        rules = Rules(_unit(unit, data), base, margin, alpha, not larger_is_better, question, _facts(fact))
         report = build_report(data, rules, title)
     except LabError as error:
         raise click.UsageError(str(error)) from error
     for path in _write(report, out, json_file):
         click.echo(path)
+
+
+def _unit(given: str | None, data: Data) -> str:
+    if given is not None and data.unit is not None and given != data.unit:
+        raise LabError(
+            f"by the column unit the values are in {data.unit}, and --unit says {given}; leave --unit out"
+        )
+    return given or data.unit or Rules.unit
 
 
 def _facts(given: tuple[str, ...]) -> dict[str, str]:

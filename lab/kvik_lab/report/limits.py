@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from kvik_lab.infer.arrays import needed_in_tail
 from kvik_lab.infer.judge import Plan
-from kvik_lab.infer.order import IN_TAIL
 from kvik_lab.report.answer import where
 from kvik_lab.report.cells import Missing
 from kvik_lab.report.look import Compared, Looked, Rules
@@ -30,7 +30,7 @@ def limits(
     short = [f"{_name(data, x)} ({x.why})" for x in looked if x.steady is None]
     if short:
         said.append(f"Anything of series that could not be examined: {_list(short)}.")
-    need = round(IN_TAIL / 0.01)
+    need = needed_in_tail(0.99)
     few = [_name(data, x) for x in looked if min((len(r.known) for r in x.cell.runs), default=0) < need]
     if few:
         said.append(f"The 99 % quantile, which takes {need} values of every start: {_list(few)}.")

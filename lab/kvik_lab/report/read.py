@@ -1,7 +1,7 @@
 """Measurements in long form with factors: one row a value, one column a factor.
 
-As `kvik lab series` reads them, with two things more: columns that are not start, iteration, value or block
-are factors, and a value may be a word that says why it is missing.
+As `kvik lab series` reads them, with three things more: columns that are not start, iteration, value or block
+are factors, a value may be a word that says why it is missing, and a column `unit` says what values are in.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ FACTS = {
 }
 """Columns that say when, where and with which versions was measured, and what of it was emulated; they are no
 factors unless they are named. So is a column named as a program's version, such as `vllm_version`."""
+UNIT = "unit"
+"""The column that says what the values are in; it is no factor either, unless it is named."""
 MOST_TOLD = 4
 SIZES = ("bytes", "kb", "mb", "gb", "kib", "mib", "gib", "tokens")
 ARMS = ("arm", "backend", "transport", "configuration", "config", "variant", "build")
@@ -67,7 +69,7 @@ class Cell:
 class Data:
     """All cells. `arm` is the factor that is compared, `others` are the rest; `size` is one of these, or
     None. `constant` are factors with one level, `facts` what columns say of when, where and with which
-    versions a start was measured."""
+    versions a start was measured, `unit` what a column says that the values are in."""
 
     sources: tuple[str, ...]
     arm: str
@@ -77,6 +79,7 @@ class Data:
     constant: Mapping[str, str]
     cells: tuple[Cell, ...]
     facts: Mapping[str, str] = field(default_factory=dict)
+    unit: str | None = None
 
     def find(self, arm: str, condition: tuple[str, ...]) -> Cell | None:
         """The cell, or None where nothing was run."""
@@ -108,6 +111,7 @@ class _Row:
     iteration: int
     value: Number
     facts: Mapping[str, str]
+    unit: str
 
 
 def read(paths: Sequence[Path], choice: Choice) -> Data:
@@ -141,13 +145,28 @@ def read(paths: Sequence[Path], choice: Choice) -> Data:
         constant,
         tuple(_cells(rows, arm, others, size, many=len(paths) > 1)),
         _told(rows),
+        _unit(rows),
     )
 
 
-def _is_fact(name: str, choice: Choice) -> bool:
-    if name in (choice.arm, choice.size):
-        return False
+def is_fact(name: str) -> bool:
+    """Whether a column of this name says when, where or with which versions was measured."""
     return name.lower() in FACTS or name.lower().endswith("_version")
+
+
+def missing(text: str) -> State | None:
+    """Why there is no value, where a word says it in its place."""
+    return _WORDS.get(text.strip().lower())
+
+
+def _unit(rows: Sequence[_Row]) -> str | None:
+    found = dict.fromkeys(row.unit for row in rows if row.unit)
+    if len(found) > 1:
+        raise LabError(
+            f"by the column {UNIT!r} values are in {', '.join(found)}; make a report of each unit, or leave "
+            f"the column out with --ignore {UNIT}"
+        )
+    return next(iter(found), None)
 
 
 def _told(rows: Sequence[_Row]) -> dict[str, str]:
@@ -199,8 +218,9 @@ def _rows(path: Path, name: str, choice: Choice) -> tuple[list[_Row], list[str]]
     if len(set(header)) != len(header):
         raise LabError(f"{path}: the header names a column twice: {', '.join(header)}")
     roles = {columns.start, columns.iteration, columns.value, columns.block, *choice.ignore}
-    told = [n for n in header if n not in roles and _is_fact(n, choice)]
-    factors = [n for n in header if n not in roles and n not in told]
+    others = [n for n in header if n not in roles]
+    told = [n for n in others if n not in (choice.arm, choice.size) and (is_fact(n) or n == UNIT)]
+    factors = [n for n in others if n not in told]
     rows = []
     for line, cells in table[1:]:
         where = f"{path}, line {line}"
@@ -215,7 +235,7 @@ def _row(
     file: str,
     cells: Mapping[str, str],
     factors: Iterable[str],
-    told: Iterable[str],
+    told: Sequence[str],
     columns: Columns,
 ) -> _Row:
     try:
@@ -231,12 +251,13 @@ def _row(
         cells.get(columns.block, ""),
         iteration,
         _value(cells[columns.value], where, columns.value),
-        {name: cells[name] for name in told},
+        {name: cells[name] for name in told if name != UNIT},
+        cells[UNIT] if UNIT in told else "",
     )
 
 
 def _value(text: str, where: str, name: str) -> Number:
-    state = _WORDS.get(text.lower())
+    state = missing(text)
     if state is not None:
         return Missing(state)
     try:

@@ -7,18 +7,22 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from click.testing import CliRunner
 
+from kvik_lab import cli
 from kvik_lab.errors import LabError
 from kvik_lab.load import search
 from kvik_lab.load.drive import Driver
 from kvik_lab.load.run import run
 from kvik_lab.load.spec import parse_spec
+from kvik_lab.load.tokens import ByteText, Content
 from kvik_lab.records import LoadResult, read_load
 from kvik_lab.records.measures import Goals, ttft, ttft_from_send
 from tests.lab.load.stub import MODEL, Stub, stub
@@ -224,6 +228,30 @@ async def test_turns_send_all_that_was_said(by: dict[str, Any]) -> None:
     assert share == pytest.approx((45 + 57) / (40 + 52 + 64))
 
 
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+async def test_a_later_turn_is_due_when_it_can_be_sent(pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its making takes the client's own time, which is in no latency: neither before the pause nor after."""
+    counted: list[int] = []
+    count = ByteText.count
+
+    def noted(self: ByteText, content: Content) -> int:
+        tokens = count(self, content)
+        counted.append(time.monotonic_ns())
+        return tokens
+
+    monkeypatch.setattr(ByteText, "count", noted)
+    prompt = {"tokens": 40, "output": 5, "by": {"kind": "bytes"}}
+    turns = {"turns": 3, "new_tokens": 7, "pause": pause}
+    async with stub(first=0, gap=0) as server:
+        result = await load(server, prompt=prompt, turns=turns, requests=1)
+    assert len(counted) == 4  # two for each turn that is made of an answer
+    first, *later = result.requests
+    for number, (before, one) in enumerate(pairwise((first, *later))):
+        made = (counted[2 * number + 1] - result.zero) / 1e9
+        assert (one.due or 0) >= max(made, (before.end or 0) + pause - 1e-9)
+        assert (one.sent or 0) >= (one.due or 0)
+
+
 @pytest.mark.parametrize("arrival", [CLOSED, {"kind": "poisson", "rate": 50.0}])
 async def test_turns_by_ids_need_the_answers_ids(arrival: dict[str, Any]) -> None:
     async with stub() as server:
@@ -358,3 +386,15 @@ async def test_told_to_stop_it_ends_and_writes_nothing(tmp_path: Path) -> None:
 def test_a_specification_with_a_mistake_names_it(change: dict[str, Any], said: str) -> None:
     with pytest.raises(LabError, match=said):
         parse_spec({"url": "http://127.0.0.1:1", "arrival": CLOSED, **change}, "load.yaml")
+
+
+def test_a_url_that_is_none_ends_with_2(tmp_path: Path) -> None:
+    source, out = tmp_path / "load.json", tmp_path / "out"
+    source.write_text(json.dumps({"url": "http://127.0.0.1:1", "arrival": CLOSED}))
+    done = CliRunner().invoke(
+        cli.lab, ["load", "--spec", str(source), "--out", str(out), "--url", "localhost:8100"]
+    )
+    assert done.exit_code == 2, done.output
+    assert "error: --url: url: " in done.output
+    assert "begins with http" in done.output
+    assert not out.exists()
