@@ -97,6 +97,16 @@ async fn a_dead_decode_engine() {
     until_metric(&router, r#"kvik_router_releases_total{outcome="failed"} 1"#).await;
 }
 
+#[tokio::test]
+async fn what_made_a_decode_engine_fail_is_sent_to_no_other() {
+    let (prefill, decode, other) =
+        (good_prefill().await, one_answer(json(500, "{}")).await, good_decode().await);
+    let router = RunningRouter::start(config(&[&prefill.url()], &[&decode.url(), &other.url()])).unwrap();
+    fails(&router, 502, "engine_error", "decode", &decode.url()).await;
+    drained(router).await;
+    assert_eq!((decode.pending().await, other.pending().await), (1, 0));
+}
+
 /// Serves HTTP by hand: answers as many requests on each connection as told, then closes it at the next one.
 async fn closing_after(answers: usize) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
