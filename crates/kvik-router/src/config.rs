@@ -27,7 +27,7 @@ pub struct RouterConfig {
     pub decode_timeout: Duration,
     /// Longest silence of a client that owes us bytes or that owes us an acknowledgement of ours.
     pub client_timeout: Duration,
-    /// Bound on the attempt to give back the KV of a client that left.
+    /// Bound on the attempt to give back KV that no decode engine takes.
     pub release_timeout: Duration,
     /// Bound on finishing open requests after a stop.
     pub drain_timeout: Duration,

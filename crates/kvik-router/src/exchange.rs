@@ -4,8 +4,8 @@
 //! whichever of the two there is, and with it the request in flight to an engine. So *being dropped before
 //! [`Exchange::finish`]* is what it means that a client left; nothing has to watch for it.
 //!
-//! The exchange also holds KV that prefill has granted and that no decode engine knows of yet. If it ends in
-//! that state, for whatever reason, the KV is given back.
+//! The exchange also holds KV that prefill has granted and that no decode engine has taken yet. It is given back where
+//! decode refuses the request, and where the exchange ends, for whatever reason, before any decode engine knows of it.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) struct Exchange {
     pub(crate) id: String,
     pub(crate) stage: Stage,
     pub(crate) timing: Timing,
-    /// Granted by prefill, not yet in the hands of a decode engine that answered.
+    /// Granted by prefill, while no decode engine has answered.
     pub(crate) granted: Option<GrantedKv>,
     /// The answer of a stream, while it is passed on.
     pub(crate) answering: Option<Answering>,
@@ -65,6 +65,13 @@ impl Exchange {
             self.timing.ended();
         }
         self.outcome = Some(outcome);
+    }
+
+    /// A decode engine has answered: it has taken what prefill granted, or takes nothing of what it `refused`.
+    pub(crate) fn decode_answered(&mut self, refused: bool) {
+        if let Some(granted) = self.granted.take().filter(|_| refused) {
+            release::start(&self.shared, granted, &self.id);
+        }
     }
 
     /// Where the request stands. The decode stage begins when a connection takes the request, which only the

@@ -149,8 +149,9 @@ pub(crate) async fn decode(
     exchange.timing.decode_begins();
     let call = Call { method: Method::POST, path, headers, body };
     let (engine, response) = ask(exchange, &call, &attached).await?;
-    exchange.granted = None;
-    if !response.status().is_success() {
+    let refused = !response.status().is_success();
+    exchange.decode_answered(refused);
+    if refused {
         return Ok(Answer::passed_on(response, engine));
     }
     let silence = exchange.shared.upstream.silence(Role::Decode);

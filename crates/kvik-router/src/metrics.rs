@@ -132,7 +132,7 @@ label_values! {
 }
 
 label_values! {
-    /// What came of an attempt to give back KV that no decode engine had been given.
+    /// What came of an attempt to give back KV that no decode engine takes.
     ReleaseOutcome {
         /// A decode engine took the KV over, which frees it on the prefill engine.
         Released = "released",
@@ -195,7 +195,7 @@ impl Metrics {
         registry.register("streams_open", text, metrics.streams_open.clone());
         let text = "Clients that left before their answer was complete, by stage";
         registry.register("client_left", text, metrics.client_left.clone());
-        let text = "Attempts to give back KV that no decode engine was given, by outcome";
+        let text = "Attempts to give back KV that no decode engine takes, by outcome";
         registry.register("releases", text, metrics.releases.clone());
         let text = "Requests sent again because an idle connection had been closed, by role";
         registry.register("stale_connections", text, metrics.stale.clone());

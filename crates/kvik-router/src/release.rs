@@ -1,11 +1,17 @@
-//! Giving back KV that prefill has granted and that no decode engine was given.
+//! Giving back KV that prefill has granted and that no decode engine takes: the client left before any was asked, none
+//! could be reached, or the one that was asked refused the request.
 //!
 //! A prefill engine keeps the KV of a finished request until a decode engine has fetched it or until the grant
 //! expires; it listens to nobody else. So the router lets a decode engine fetch it: the same request, cut to
-//! one token. The first bytes of that answer prove that the KV was taken over, and then the request is dropped.
+//! one token. That leaves out what only decode can have refused, since prefill was not asked it either: how many tokens,
+//! how few, and how they are streamed. The first bytes of the answer prove that the KV was taken over, and then the
+//! request is dropped.
 //!
 //! Dropping it earlier would be cheaper and wrong: engines send the head of a streamed answer before they have
 //! queued the request, and one that is aborted before it is queued tells the prefill engine nothing.
+//!
+//! A decode engine that failed over a request may have taken its KV, and may have failed because of the request. Nothing
+//! is sent to another one then: what that engine has not taken is left to expire.
 
 use std::sync::Arc;
 

@@ -149,7 +149,7 @@ async fn both(
         }
     };
     let (answering, begun) = begun?;
-    exchange.granted = None;
+    exchange.decode_answered(matches!(begun, Begun::Refused(_)));
     exchange.stage = Stage::Decode;
     if let Some(end) = end_of(exchange, engine, template, &begun, handed_over) {
         hear_out(exchange, request, headers, (end, prefilling), began.elapsed());

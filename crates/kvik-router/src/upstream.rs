@@ -59,15 +59,23 @@ pub(crate) struct Call {
 pub(crate) struct Attached(Mutex<Option<CaptureConnection>>);
 
 impl Attached {
+    /// Watches an attempt to send. One before it that reached a connection counts on.
     fn watch(&self, connection: CaptureConnection) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(connection);
+        let mut watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !watched.as_ref().is_some_and(reached) {
+            *watched = Some(connection);
+        }
     }
 
     /// True once an engine may have seen the request.
     pub(crate) fn is_attached(&self) -> bool {
         let watched = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.as_ref().is_some_and(|connection| connection.connection_metadata().is_some())
+        watched.as_ref().is_some_and(reached)
     }
+}
+
+fn reached(connection: &CaptureConnection) -> bool {
+    connection.connection_metadata().is_some()
 }
 
 /// Connections to all engines, kept open between requests.

@@ -114,6 +114,51 @@ async fn a_refusal_of_prefill_takes_decodes_request_back() {
 }
 
 #[tokio::test]
+async fn what_was_streamed_of_a_request_that_decode_refuses_is_given_back() {
+    let newer = || json(200, r#"{"kv_transfer_params":{"kvik":{"stream":{"n":"newer"}}}}"#);
+    let prefill = prefill(newer).await;
+    let (asked, decode_go) = (AtomicUsize::new(0), Arc::new(Notify::new()));
+    let decode = {
+        let go = decode_go.clone();
+        Fake::start(move || {
+            let (refuses, go) = (asked.fetch_add(1, Ordering::Relaxed) == 1, go.clone());
+            async move {
+                if refuses {
+                    go.notified().await;
+                    return json(400, r#"{"error":"too many tokens"}"#);
+                }
+                json(200, r#"{"choices":[{"text":"ok"}]}"#)
+            }
+        })
+        .await
+    };
+    let router = streaming(&[&prefill.fake.url()], &[&decode.url()]);
+    learn(&router, &prefill.fake, &decode).await;
+    let refused = ask(&router);
+    let seed = stream_of(&prefill.fake.next().await)["seed"].clone();
+    decode.next().await;
+    prefill.go.add_permits(1);
+    // Prefill's answer has been read once others are sent what it says.
+    loop {
+        let other = ask(&router);
+        let told = stream_of(&prefill.fake.next().await);
+        other.abort();
+        if told["of"]["n"] == "newer" {
+            break;
+        }
+    }
+    decode_go.notify_one();
+    assert_eq!(refused.await.unwrap().0, 400);
+    let mut release = decode.next().await;
+    while !release.id().ends_with("-release") {
+        release = decode.next().await;
+    }
+    assert_eq!(stream_of(&release)["seed"], seed);
+    assert!(release.text().contains(r#""max_tokens":1,"#), "{}", release.text());
+    until_metric(&router, r#"kvik_router_releases_total{outcome="released"} 1"#).await;
+}
+
+#[tokio::test]
 async fn a_prefill_engine_that_fails_takes_decodes_request_back() {
     let prefill = prefill(|| json(500, "{}")).await;
     let (decode, mut waiting) = decode_that_waits().await;

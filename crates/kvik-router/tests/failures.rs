@@ -97,6 +97,45 @@ async fn a_dead_decode_engine() {
     until_metric(&router, r#"kvik_router_releases_total{outcome="failed"} 1"#).await;
 }
 
+#[tokio::test]
+async fn what_made_a_decode_engine_fail_is_sent_to_no_other() {
+    let (prefill, decode, other) =
+        (good_prefill().await, one_answer(json(500, "{}")).await, good_decode().await);
+    let router = RunningRouter::start(config(&[&prefill.url()], &[&decode.url(), &other.url()])).unwrap();
+    fails(&router, 502, "engine_error", "decode", &decode.url()).await;
+    drained(router).await;
+    assert_eq!((decode.pending().await, other.pending().await), (1, 0));
+}
+
+/// An engine that answers its first request, and dies with the second.
+async fn dies_with_the_second() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        drop(listener);
+        assert!(read_request(&mut stream).await);
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}").await.unwrap();
+        read_request(&mut stream).await;
+    });
+    url
+}
+
+#[tokio::test]
+async fn what_a_decode_engine_died_of_is_sent_to_no_other() {
+    let (prefill, dies, other) = (good_prefill().await, dies_with_the_second().await, good_decode().await);
+    let router = RunningRouter::start(config(&[&prefill.url()], &[&dies, &other.url()])).unwrap();
+    for _ in 0..2 {
+        assert_eq!(complete(&router, SENT).await.0, 200);
+    }
+    other.next().await;
+    // Its connection was an idle one, so that it is asked once more, and cannot be reached.
+    fails(&router, 502, "engine_closed_connection", "decode", &dies).await;
+    until_metric(&router, r#"kvik_router_stale_connections_total{role="decode"} 1"#).await;
+    drained(router).await;
+    assert_eq!(other.pending().await, 0);
+}
+
 /// Serves HTTP by hand: answers as many requests on each connection as told, then closes it at the next one.
 async fn closing_after(answers: usize) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

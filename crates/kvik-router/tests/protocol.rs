@@ -2,6 +2,8 @@
 
 mod common;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use common::*;
 
 const KEEP: &str = r#""kv_transfer_params":{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,"remote_block_ids":null,"remote_host":null,"remote_port":null}"#;
@@ -96,6 +98,33 @@ async fn an_engines_4xx_is_the_clients() {
     let router = common::router(&prefill, &decode);
     let (status, _, text) = complete(&router, r#"{"prompt":"x"}"#).await;
     assert_eq!((status.as_u16(), text.as_str()), (422, refusal));
+}
+
+#[tokio::test]
+async fn what_decode_refuses_is_given_back() {
+    let refusal = r#"{"error":{"message":"max_tokens is too large","code":400}}"#;
+    let (prefill, asked) = (good_prefill().await, AtomicUsize::new(0));
+    let decode = Fake::start(move || {
+        let first = asked.fetch_add(1, Ordering::Relaxed) == 0;
+        async move { if first { json(422, refusal) } else { json(200, "data: 1\n\n") } }
+    })
+    .await;
+    let router = router(&prefill, &decode);
+    // What prefill is not told, and so does not refuse.
+    let sent = r#"{"prompt":"x","max_tokens":900000,"min_tokens":900001,"stream_options":{}}"#;
+    let (status, _, text) = complete(&router, sent).await;
+    assert_eq!((status.as_u16(), text.as_str()), (422, refusal));
+    let refused = decode.next().await;
+    let release = decode.next().await;
+    assert_eq!(release.id(), format!("{}-release", refused.id()));
+    let want = format!(r#"{{"prompt":"x","max_tokens":1,"stream":true,"kv_transfer_params":{PARAMS}}}"#);
+    assert_eq!(release.text(), want);
+    until_metric(&router, r#"kvik_router_releases_total{outcome="released"} 1"#).await;
+    // What decode takes is its own.
+    assert_eq!(complete(&router, r#"{"prompt":"x"}"#).await.0, 200);
+    decode.next().await;
+    drained(router).await;
+    assert_eq!(decode.pending().await, 0);
 }
 
 #[tokio::test]

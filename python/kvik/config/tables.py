@@ -347,7 +347,7 @@ ROUTER = Entry(
             name="release_timeout",
             kind=Seconds(),
             default=30.0,
-            help="Time to give back the KV of a client that left.",
+            help="Time to give back KV that no decode engine takes.",
             reason="Past its expiry there is nothing to give back.",
         ),
         _router(

@@ -37,6 +37,21 @@ def test_alone_handed_over_and_cached(tmp_path: Path, tp: int) -> None:
             servers.wait_used(server, 0.0)
 
 
+def test_what_decode_refuses_is_given_back(tmp_path: Path) -> None:
+    """Prefill computes one token and sees no fault; its pages come back long before they expire."""
+    faults: list[dict[str, object]] = [{"max_tokens": 1_000_000}, {"min_tokens": TOKENS + 1}]
+    with (
+        servers.servers(tmp_path, Spec("prefill", "prefill"), Spec("decode", "decode")) as (prefill, decode),
+        servers.routed(tmp_path, [prefill], [decode]) as router,
+    ):
+        for seed, fault in enumerate(faults):
+            wrong = {**client.body(prompt_of(500, seed), TOKENS), **fault}
+            status, answer = servers.ask(router.url, "POST", "/v1/completions", wrong)
+            assert status == 400, answer
+            servers.wait_used(prefill, 0.0, within=servers.EXPIRY / 2)
+        assert servers.metric(decode, "vllm:kvik_tokens_recomputed_total") == 0
+
+
 def _hand_over(
     alone: HttpServer,
     decode: HttpServer,

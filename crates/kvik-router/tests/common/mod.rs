@@ -286,6 +286,13 @@ pub async fn until_metric(router: &RunningRouter, line: &str) {
     }
 }
 
+/// Ends a router and waits for all that it still does, releases too.
+pub async fn drained(router: RunningRouter) {
+    router.stop();
+    let ended = tokio::task::spawn_blocking(move || router.wait(Some(BOUND))).await.unwrap();
+    assert!(matches!(ended, Some(Ok(()))), "{ended:?}");
+}
+
 /// The next bytes of a body.
 pub async fn chunk(body: &mut Incoming) -> Option<Result<Bytes, hyper::Error>> {
     let frame = within("a chunk", body.frame()).await?;
