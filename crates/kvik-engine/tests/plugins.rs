@@ -74,3 +74,18 @@ fn plug_ins_of_other_names_do_not_reach_each_other() {
         assert!(error.text.contains(word), "{error}");
     }
 }
+
+/// What it has told of before counts, so that nothing of it is cut off and ends twice.
+#[test]
+fn a_plug_in_that_breaks_its_word_is_heard_as_far_as_it_makes_sense() {
+    let [owner, other] = [(); 2].map(|()| start("plugin:n0", Some(plugins::broken("again"))).unwrap());
+    let (there, here) = (region(&owner, 1, 1), region(&other, 1, 99));
+    let grant = owner.grant(&all(&there), many()).unwrap();
+    let options = TransferOptions { transport: Some(Preference::Nics), ..within(PATIENCE) };
+    let read = other.read(&all(&here), grant.ticket(), None, options).unwrap();
+    let error = read.wait(Some(PATIENCE)).unwrap_err();
+    assert_eq!(error.code, Code::PeerLost, "{error}");
+    assert!(error.text.contains("which is not in flight"), "{error}");
+    here.close(PATIENCE).unwrap();
+    [owner, other].iter().for_each(|engine| engine.close(PATIENCE).unwrap());
+}

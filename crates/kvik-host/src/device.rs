@@ -175,8 +175,8 @@ pub trait DeviceStream: Send {
     /// The last mark that it has reached, which all copies before have ended at; 0 before the first. Does not wait.
     ///
     /// # Errors
-    /// The device is lost ([`HostError::is_device_lost`]): no copy counts, and nothing is in flight any more. After any
-    /// other error something may be.
+    /// The device is lost ([`HostError::is_device_lost`]): no copy counts, and nothing is in flight any more. So says each
+    /// call from then on. After any other error something may be in flight.
     fn reached(&mut self) -> Result<u64, HostError>;
 
     /// Waits until it has reached a mark, at most so long.

@@ -1,8 +1,9 @@
 //! Huge pages: what the machine has, and whether an allocation gets any.
 //!
-//! Two kinds exist. A *pool* is set aside by the administrator (`vm.nr_hugepages`) and is a promise: a mapping
-//! that was made will get its pages. *Transparent* huge pages are given when the kernel finds some, and a
-//! mapping can only ask. kvik takes a pool when there is one with room, else asks.
+//! Two kinds exist. A *pool* is set aside by the administrator (`vm.nr_hugepages`): what there is of it is the machine's,
+//! of which a container may be allowed less, so kvik takes the pages when it makes the memory, and does without where it
+//! gets none. *Transparent* huge pages are given when the kernel finds some, and a mapping can only ask. kvik takes a pool
+//! when there is one with room, else asks.
 
 use std::fs;
 

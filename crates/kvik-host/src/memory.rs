@@ -70,7 +70,8 @@ impl Memory {
         Memory { span, writable: false, backing: Backing::Foreign { _keep: keep } }
     }
 
-    /// Allocates `len` zero bytes that peers on this host can map read-only.
+    /// Allocates `len` zero bytes that peers on this host can map read-only. Pages of a huge-page pool are taken and
+    /// cleared at once, from the NUMA node of the thread that calls; others at their first touch.
     ///
     /// ```
     /// use kvik_host::{HugePages, Memory};
@@ -103,7 +104,7 @@ impl Memory {
     fn from_pool(len: usize, facts: &HugePageFacts) -> Result<Memory, String> {
         let page_size = facts.choose(len)?.page_size;
         let file_len = sealed::round_up(len, page_size).map_err(|e| e.to_string())?;
-        // Mapping reserves the pages, so this fails here and not at the first touch if others were faster.
+        // It takes the pages, so this fails here and not at the first touch if there are none left for this process.
         let (fd, mapping) = sealed::create("kvik", file_len, Some(page_size)).map_err(|e| e.to_string())?;
         let pages = PageInfo { page_size, transparent: false, why_not_bigger: String::new() };
         Memory::from_parts(fd, mapping, len, pages).map_err(|e| e.to_string())

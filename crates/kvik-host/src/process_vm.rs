@@ -6,10 +6,11 @@
 //! as long as it lives, its number is its own. What the number meant before the pidfd was opened is proven by
 //! [`ProcessMemory::probe`]: the peer tells, over its own connection, a nonce and where it lies.
 //!
-//! A process that replaces its program keeps its number; its connections close at that moment, and the checks of
-//! the fence after the copy then find the peer gone.
+//! A process that replaces its program keeps its number, and its memory is another one from then on, for good. So the
+//! nonce is looked for once more after a copy ([`ProcessMemory::prove_again`]): while it is there, so was the memory.
 
 use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -26,6 +27,8 @@ pub const MAX_NONCE: usize = 64;
 pub struct ProcessMemory {
     pid: u32,
     pidfd: OwnedFd,
+    /// The nonce that it was proven by, and where that lies.
+    proven: OnceLock<(u64, Vec<u8>)>,
 }
 
 impl ProcessMemory {
@@ -40,7 +43,7 @@ impl ProcessMemory {
             Errno::SRCH => HostError::ProcessGone { pid },
             other => HostError::os(format!("opening a pidfd of process {pid} (needs Linux 5.3)"), other),
         })?;
-        let process = ProcessMemory { pid, pidfd };
+        let process = ProcessMemory { pid, pidfd, proven: OnceLock::new() };
         let owner = user_of(pid)?;
         process.alive()?;
         let own = rustix::process::geteuid().as_raw();
@@ -145,7 +148,21 @@ impl ProcessMemory {
             return Err(HostError::RemoteUnmapped { pid: self.pid, addr });
         }
         self.read(&mut from, &mut to)?;
-        if seen == nonce { Ok(()) } else { Err(HostError::NonceMismatch { pid: self.pid }) }
+        if seen != nonce {
+            return Err(HostError::NonceMismatch { pid: self.pid });
+        }
+        self.proven.get_or_init(|| (addr, nonce.to_vec()));
+        Ok(())
+    }
+
+    /// Proves that what was read since it was proven first was the peer's: it still runs the same program.
+    ///
+    /// # Errors
+    /// It has ended, or its memory is another one; or it was never proven.
+    pub fn prove_again(&self) -> Result<(), HostError> {
+        let proven = self.proven.get();
+        let (addr, nonce) = proven.ok_or(HostError::NonceMismatch { pid: self.pid })?;
+        self.probe(*addr, nonce)
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
 use rustix::io::Errno;
 
 use crate::error::HostError;
@@ -30,10 +30,32 @@ pub(crate) fn create(
     let fd = memfd(name, huge)?;
     rustix::fs::ftruncate(&fd, file_len as u64)
         .map_err(|e| HostError::os(format!("sizing shared memory to {file_len} bytes"), e))?;
+    if huge.is_some() {
+        take_pages(&fd, file_len)?;
+    }
     let mapping = Mapping::shared(fd.as_fd(), file_len, true)?;
     rustix::fs::fcntl_add_seals(&fd, SEALS)
         .map_err(|e| HostError::os("sealing shared memory (needs Linux 5.1 or newer)", e))?;
     Ok((fd, mapping))
+}
+
+/// Takes the pages of a file from its huge-page pool. A mapping would only reserve them: a container that may have fewer
+/// learns of that by SIGBUS, where it touches one too many.
+fn take_pages(fd: &OwnedFd, file_len: usize) -> Result<(), HostError> {
+    loop {
+        match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, file_len as u64) {
+            Ok(()) => return Ok(()),
+            // A signal came. What was taken by then stays, and is not taken again.
+            Err(Errno::INTR) => {}
+            Err(e) => {
+                let what = format!(
+                    "taking {file_len} bytes of huge pages, which others may have taken meanwhile, or this container \
+                     may have fewer of (hugetlb.*.max of its cgroup)"
+                );
+                return Err(HostError::os(what, e));
+            }
+        }
+    }
 }
 
 fn memfd(name: &str, huge: Option<usize>) -> Result<OwnedFd, HostError> {

@@ -1,10 +1,13 @@
 //! Registered memory, shared memory, and what is refused of a peer's descriptor.
 
+use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use kvik_host::huge_pages::{HugePageFacts, Pool};
 use kvik_host::{HostError, HugePages, Memory, PeerMemory};
 use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
@@ -259,6 +262,57 @@ fn page_size_is_told_with_its_reason() {
     let never = Memory::shared(len, HugePages::Never).unwrap();
     assert_eq!(never.pages().unwrap().page_size, small);
     assert!(!never.pages().unwrap().transparent);
+}
+
+/// A cgroup whose processes may have no huge pages of any size.
+struct WithoutHugePages(PathBuf);
+
+impl WithoutHugePages {
+    fn make(pools: &[Pool]) -> std::io::Result<WithoutHugePages> {
+        let root = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].into_iter().map(Path::new);
+        let controls = |root: &&Path| {
+            fs::read_to_string(root.join("cgroup.controllers")).is_ok_and(|all| all.contains("hugetlb"))
+        };
+        let root = root.into_iter().find(controls).ok_or(std::io::ErrorKind::Unsupported)?;
+        fs::write(root.join("cgroup.subtree_control"), "+hugetlb")?;
+        let group = WithoutHugePages(root.join(format!("kvik-test-{}", std::process::id())));
+        fs::create_dir(&group.0)?;
+        for size in pools.iter().map(|pool| pool.page_size) {
+            let unit = ["KB", "MB", "GB"][(size.ilog2() / 10 - 1).min(2) as usize];
+            let size = format!("{}{unit}", size >> (size.ilog2() / 10 * 10).min(30));
+            fs::write(group.0.join(format!("hugetlb.{size}.max")), "0")?;
+        }
+        Ok(group)
+    }
+
+    fn enter(&self) {
+        fs::write(self.0.join("cgroup.procs"), std::process::id().to_string()).unwrap();
+    }
+}
+
+impl Drop for WithoutHugePages {
+    fn drop(&mut self) {
+        fs::remove_dir(&self.0).unwrap();
+    }
+}
+
+#[test]
+fn a_container_that_may_have_no_huge_pages_gets_others_and_lives() {
+    const LEN: usize = 64 << 20;
+    let facts = HugePageFacts::read();
+    if let Err(why) = facts.choose(LEN) {
+        return println!("not run: {why}");
+    }
+    let group = match WithoutHugePages::make(&facts.pools) {
+        Ok(group) => group,
+        Err(error) => return println!("not run: no cgroup without huge pages can be made here ({error})"),
+    };
+    assert!(common::in_forked_child(|| {
+        group.enter();
+        let memory = Memory::shared(LEN, HugePages::Auto).unwrap();
+        (0..LEN).step_by(4096).for_each(|at| memory.copy_in(at, &[1]).unwrap());
+        memory.pages().unwrap().page_size == rustix::param::page_size()
+    }));
 }
 
 #[test]

@@ -135,8 +135,10 @@ fn a_nonce_tells_the_right_process_from_others() {
     let other = Other::start("hold");
     let process = other.open();
     let nonce: Vec<u8> = (0..32).map(byte).collect();
+    assert!(matches!(process.prove_again(), Err(HostError::NonceMismatch { .. })));
     process.probe(other.base, &nonce).unwrap();
     let wrong = process.probe(other.base + 1, &nonce);
+    process.prove_again().unwrap();
     assert!(matches!(wrong, Err(HostError::NonceMismatch { .. })), "{wrong:?}");
     for len in [0, kvik_host::process_vm::MAX_NONCE + 1] {
         assert!(matches!(process.probe(other.base, &vec![0; len]), Err(HostError::InvalidArgument(_))));

@@ -312,7 +312,7 @@ impl Copier {
     ) -> Result<WorkOutcome, Broken> {
         let fence = link.fence(&request.stop)?;
         let region = link.region(source.region, &request.stop)?;
-        let copied = within_fence(&fence, source, || {
+        let copied = within_fence(&fence, (source, &region), || {
             let (extents, verify) = match (&*region, &request.region) {
                 (PeerRegion::Device(memory), _) => {
                     return self.copy_gpu(

@@ -4,7 +4,9 @@
 
 use crate::common::*;
 use crate::cuda::{self, Control};
-use crate::pair::{Kind, Memories, NO_DMABUF, OPS, Op, Pair, Standin, metric, whole};
+use crate::faulty::Faults;
+use crate::pair::{Kind, Memories, NO_DMABUF, OPS, Op, Pair, Standin, metric, options, whole};
+use crate::wire::Harm;
 use crate::{EFA, ROCE, VERBS};
 use kvik_core::{Code, Error};
 use kvik_engine::{Config, Engine, Preference, Region, Report, TransferOptions, Verify};
@@ -195,12 +197,69 @@ gpus! {
             here.close(PATIENCE).unwrap();
         }
     }
+    fn a_gpu_that_fails_under_a_transfer_over_tcp_keeps_nothing_of_the_owner(control) {
+        let pair = Pair::new(OWNER);
+        pair.pass();
+        let (there, here) = pair.regions(PAGES, PAGE);
+        let grant = pair.grant(Op::Read, &whole(&there, PAGE));
+        let copies = control.count("cuMemcpyDtoHAsync_v2");
+        control.say("stall");
+        let failed = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
+        wait_until("copies into both halves of each channel's buffer", || {
+            control.count("cuMemcpyDtoHAsync_v2") >= copies + 8
+        });
+        control.say("poison device=0 code=719");
+        assert_eq!(code(failed.wait(Some(PATIENCE))), Code::DeviceFailed);
+        grant.revoke(PATIENCE).unwrap();
+        there.close(PATIENCE).unwrap();
+        pair.owner.close(PATIENCE).unwrap();
+    }
+    fn a_chunk_that_a_gpu_does_not_take_leaves_the_end_of_the_one_before(control) {
+        // All chunks go by one buffer.
+        let one = || OWNER.engine_with(&Faults::new(1), Config { channels: 1, ..Config::default() });
+        let (owner, other) = (one(), one());
+        let (there, here) = (OWNER.granted_region(&owner, PAGE, 1), OWNER.region(&other, PAGE, 0x5A));
+        let [first, second] = [(); 2].map(|()| owner.grant(&whole(&there, PAGE), options(Op::Read)).unwrap());
+        let read = |grant: &kvik_engine::Grant| {
+            other.read(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)).unwrap()
+        };
+        read(&first).wait(Some(PATIENCE)).unwrap();
+        let copies = control.count("cuMemcpyDtoHAsync_v2");
+        control.say("stall");
+        let left = read(&first);
+        wait_until("a copy to be begun", || control.count("cuMemcpyDtoHAsync_v2") > copies);
+        left.cancel();
+        assert_eq!(code(left.wait(Some(PATIENCE))), Code::Cancelled);
+        control.say("fail cuEventRecord nth=1 code=719");
+        assert_eq!(code(read(&second).wait(Some(PATIENCE))), Code::DeviceFailed);
+        control.say("release");
+        first.revoke(PATIENCE).unwrap();
+    }
+    fn a_gpu_that_fails_before_a_chunk_has_come_whole_has_failed_it(control) {
+        const WIRE: &Kind = &Kind { wire: true, ..*OTHER };
+        const SMALL: u64 = 4 << 10;
+        let pair = Pair::new(WIRE);
+        let (there, here) = pair.regions(16, SMALL);
+        let grant = pair.grant(Op::Read, &whole(&there, SMALL));
+        let wire = pair.wire.as_ref().unwrap();
+        // Among the checksums behind the chunk's pages.
+        wire.harm(Harm::Hold, 16 * SMALL + 100);
+        let copies = control.count("cuMemcpyHtoDAsync_v2");
+        control.say("stall");
+        let options = TransferOptions { verify: Some(Verify::Full), ..within(PATIENCE) };
+        let failed = pair.begin_with(Op::Read, &whole(&here, SMALL), &grant, options);
+        wait_until("a copy to be begun", || control.count("cuMemcpyHtoDAsync_v2") > copies);
+        control.say("poison device=0 code=719");
+        wire.release();
+        assert_eq!(code(failed.wait(Some(PATIENCE))), Code::DeviceFailed);
+        assert_eq!(wire.harmed(), 1);
+    }
     fn auto_finds_a_transport_wherever_the_pages_lie_and_says_what_it_rejected(_control) {
         let (owner, other) = (engine(Preference::Auto), engine(Preference::Auto));
         for kind in MIXED {
             for op in OPS {
                 let (there, here) = regions(&kind, &owner, &other);
-                let grant = owner.grant(&whole(&there, PAGE), crate::pair::options(op)).unwrap();
+                let grant = owner.grant(&whole(&there, PAGE), options(op)).unwrap();
                 let begun = match op {
                     Op::Read => other.read(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)),
                     Op::Write => other.write(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)),
@@ -223,7 +282,7 @@ gpus! {
         for kind in MIXED {
             for op in OPS {
                 let (there, here) = regions(&kind, &owner, &other);
-                let grant = owner.grant(&whole(&there, PAGE), crate::pair::options(op)).unwrap();
+                let grant = owner.grant(&whole(&there, PAGE), options(op)).unwrap();
                 let before = (bytes(&there), bytes(&here));
                 let begun = match op {
                     Op::Read => other.read(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)),

@@ -8,10 +8,10 @@ use crate::common::*;
 use crate::cuda;
 use crate::faulty::Faults;
 use crate::gpus::stalls;
-use crate::pair::{Kind, Memories, OPS, Op, Pair, Standin, metric, whole};
+use crate::pair::{Kind, Memories, OPS, Op, Pair, Standin, metric, options, whole};
 use crate::standin::Control;
 use kvik_core::Code;
-use kvik_engine::Verify;
+use kvik_engine::{Config, TransferOptions, Verify};
 use std::time::{Duration, Instant};
 
 const ROCE: Standin = Standin { devices: 1, ..crate::ROCE };
@@ -175,7 +175,7 @@ lent! {
             let far = pair.kind.granted_region(&pair.owner, RING, 1);
             let other = pair.grant(op, &whole(&far, PAGE));
             for _ in 0..3 {
-                let options = kvik_engine::TransferOptions { verify: Some(Verify::Off), ..within(PATIENCE) };
+                let options = TransferOptions { verify: Some(Verify::Off), ..within(PATIENCE) };
                 let moved = match op {
                     Op::Read => third.read(&whole(&near, PAGE), other.ticket(), None, options),
                     Op::Write => third.write(&whole(&near, PAGE), other.ticket(), None, options),
@@ -200,7 +200,7 @@ lent! {
             wait_until("copies into all of its slots", || copies() >= before + 8);
             let [far, near] = [&pair.owner, &pair.other].map(|engine| engine.allocate(RING).unwrap());
             let other = pair.grant(op, &whole(&far, PAGE));
-            let options = kvik_engine::TransferOptions { verify: Some(Verify::Full), ..within(PATIENCE) };
+            let options = TransferOptions { verify: Some(Verify::Full), ..within(PATIENCE) };
             let began = Instant::now();
             pair.begin_with(op, &whole(&near, PAGE), &other, options).wait(Some(PATIENCE)).unwrap();
             assert!(bytes(&far) == bytes(&near) && !transfer.is_done(), "{op:?}");
@@ -229,6 +229,25 @@ lent! {
         assert_eq!(read.wait(Some(PATIENCE)).unwrap().transport.name(), pair.kind.transport);
         assert!(bytes(&far) == bytes(&near));
         assert_eq!(sessions(pair), before, "the session was cut for a GPU");
+    }
+    fn a_gpu_that_fails_under_copies_that_were_put_aside_lends_no_slot_for_them(pair, gpu, nic) {
+        // With one thread that copies, it has put them all aside once it has summed for another transfer.
+        let owner = pair.kind.engine_with(&Faults::new(3), Config { io_threads: 1, ..Config::default() });
+        let [far, near] = [&owner, &pair.other].map(|engine| engine.allocate(RING).unwrap());
+        let there = pair.kind.granted_region(&owner, RING / 2, 1);
+        let here = pair.kind.region(&pair.other, RING / 2, 0x5A);
+        let [beside, grant] = [&far, &there].map(|of| owner.grant(&whole(of, PAGE), options(Op::Read)).unwrap());
+        let read = |into, ticket, verify| {
+            let options = TransferOptions { verify: Some(verify), ..within(PATIENCE) };
+            pair.other.read(&whole(into, PAGE), ticket, None, options).unwrap()
+        };
+        let copies = gpu.count("cuMemcpyDtoHAsync_v2");
+        gpu.say("stall");
+        let failed = read(&here, grant.ticket(), Verify::Off);
+        wait_until("a copy of each chunk", || gpu.count("cuMemcpyDtoHAsync_v2") >= copies + 8);
+        read(&near, beside.ticket(), Verify::Full).wait(Some(PATIENCE)).unwrap();
+        gpu.say("poison device=0 code=719");
+        assert_eq!(code(failed.wait(Some(PATIENCE))), Code::DeviceFailed);
     }
     fn a_stalled_gpu_keeps_no_owner_from_closing(pair, gpu, nic) {
         let (there, here) = pair.regions(PAGES, PAGE);

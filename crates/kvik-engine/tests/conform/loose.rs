@@ -32,6 +32,7 @@ tests! {
     an_address_that_was_cut_off_is_not_taken_again
     an_operation_that_cannot_be_stopped_is_told_of_in_time_and_keeps_its_pages
     a_peer_that_cannot_be_cut_off_is_not_called_cut_off
+    a_peer_whose_session_dies_and_that_cannot_be_cut_off_is_not_called_cut_off
 }
 
 mod roce {
@@ -40,6 +41,7 @@ mod roce {
         ROCE;
         an_operation_that_cannot_be_stopped_is_told_of_in_time_and_keeps_its_pages
         a_peer_that_cannot_be_cut_off_is_not_called_cut_off
+        a_peer_whose_session_dies_and_that_cannot_be_cut_off_is_not_called_cut_off
     }
 }
 
@@ -136,5 +138,31 @@ mod checks {
         is_held(&there, Code::PagesQuarantined);
         here.close(PATIENCE).unwrap();
         rests(pair);
+    }
+
+    /// No operation has failed, so nobody has asked for its path to be cut before.
+    pub fn a_peer_whose_session_dies_and_that_cannot_be_cut_off_is_not_called_cut_off(
+        pair: &Pair,
+        control: &mut Control,
+        nic: &Nic,
+        op: Op,
+    ) {
+        let (there, here) = pair.regions(1, PAGE);
+        let grant = pair.grant(op, &whole(&there, PAGE));
+        // It does not begin before the delay is taken away.
+        control.say("delay micros=100000000");
+        let stuck = pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE);
+        wait_until("it to be in flight", || control.counts()["in_flight"] == 1);
+        control.say("busy count=1000");
+        stuck.cancel();
+        assert_eq!(code(stuck.wait(Some(PATIENCE))), Code::PagesQuarantined);
+        let up = format!("kvik_nic_up{{nic=\"{}\"}}", nic.names[0]);
+        wait_until("the owner's NIC to be out of use", || metric(&pair.owner, &up) == 0.0);
+        assert_eq!(code(grant.revoke(MOMENT)), Code::PagesQuarantined);
+        control.say("clear");
+        wait_until("it to end", || control.counts()["in_flight"] == 0);
+        // So it was right not to call them free.
+        assert!(op == Op::Read || bytes(&there) == bytes(&here));
+        is_held(&there, Code::PagesQuarantined);
     }
 }

@@ -314,6 +314,25 @@ mod roce {
     }
 
     #[test]
+    fn a_device_that_has_failed_for_good_does_not_serve_again_when_its_link_does() {
+        let name = "a_device_that_has_failed_for_good_does_not_serve_again_when_its_link_does";
+        ROCE.one.place(&format!("{}::{name}", module_path!()), |control| {
+            let (pair, mut control) = (Pair::new(ROCE.one), control.expect("the stand-in is there"));
+            pair.pass();
+            for event in ["fatal", "down", "up"] {
+                control.say(event);
+            }
+            // The NIC has heard of all that when the first of these ends.
+            for op in OPS {
+                let error = scattered_within(&pair, op, Duration::from_secs(2)).unwrap_err();
+                assert_eq!(error.code, Code::PeerLost, "{error}");
+            }
+            let engines = [&pair.owner, &pair.other];
+            assert_eq!(engines.map(|engine| super::up(engine, ROCE)[0]), [0.0; 2]);
+        });
+    }
+
+    #[test]
     fn the_only_nic_ends_transfers_by_its_name_when_its_completions_cannot_be_read() {
         let name = "the_only_nic_ends_transfers_by_its_name_when_its_completions_cannot_be_read";
         blind_alone(ROCE, &format!("{}::{name}", module_path!()));

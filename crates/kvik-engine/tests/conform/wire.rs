@@ -7,7 +7,7 @@ use crate::common::{PATIENCE, Random};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 /// What happens to a data channel at a byte of what the dialled engine sends.
@@ -23,6 +23,8 @@ pub enum Harm {
     Repeat,
     /// Some bytes are left out.
     Skip,
+    /// What follows comes once it is released.
+    Hold,
 }
 
 #[derive(Default)]
@@ -34,6 +36,7 @@ struct Plan {
     dawdles: AtomicBool,
     stopped: AtomicBool,
     conns: Mutex<Vec<TcpStream>>,
+    released: (Mutex<bool>, Condvar),
 }
 
 /// The proxy.
@@ -80,6 +83,12 @@ impl Wire {
         *self.plan.harm.lock().unwrap() = Some((harm, at));
     }
 
+    /// Nothing is held from now on.
+    pub fn release(&self) {
+        *self.plan.released.0.lock().unwrap() = true;
+        self.plan.released.1.notify_all();
+    }
+
     pub fn harmed(&self) -> u64 {
         self.plan.harmed.load(Ordering::Relaxed)
     }
@@ -87,6 +96,7 @@ impl Wire {
 
 impl Drop for Wire {
     fn drop(&mut self) {
+        self.release();
         self.plan.stopped.store(true, Ordering::Relaxed);
         for conn in self.plan.conns.lock().unwrap().drain(..) {
             drop(conn.shutdown(Shutdown::Both));
@@ -134,6 +144,12 @@ fn pass_on(plan: &Plan, mut from: TcpStream, mut to: TcpStream, harmful: bool, m
                     bytes.splice(at..at, again);
                 }
                 Harm::Skip => drop(bytes.drain(at / 2..at)),
+                Harm::Hold => {
+                    drop(to.write_all(&bytes[..at]));
+                    let (released, told) = &plan.released;
+                    drop(told.wait_while(released.lock().unwrap(), |released| !*released).unwrap());
+                    bytes.drain(..at);
+                }
             }
             if to.write_all(&bytes).is_err() || harm == Harm::Truncate {
                 break;

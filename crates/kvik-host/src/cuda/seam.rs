@@ -30,7 +30,7 @@ impl device::Device for Device {
 
     fn stream(&self, room: usize) -> Result<Box<dyn DeviceStream>, HostError> {
         let (stream, buffer) = (Stream::new(self)?, Arc::new(Pinned::new(self, room)?));
-        Ok(Box::new(Marked { stream, buffer, marks: VecDeque::new(), given: 0, reached: 0 }))
+        Ok(Box::new(Marked { stream, buffer, marks: VecDeque::new(), given: 0, reached: 0, lost: None }))
     }
 }
 
@@ -85,6 +85,8 @@ struct Marked {
     marks: VecDeque<(u64, Mark)>,
     given: u64,
     reached: u64,
+    /// Why no copy counts any more.
+    lost: Option<CudaError>,
 }
 
 impl DeviceStream for Marked {
@@ -135,17 +137,18 @@ impl DeviceStream for Marked {
             match mark.is_done() {
                 Ok(true) => self.reached = *number,
                 Ok(false) => break,
-                Err(error) => {
+                Err(HostError::Cuda(error)) if error.is_lost() => {
                     // Then none of them has anything in flight, nor holds what it was of.
-                    if error.is_device_lost() {
-                        self.marks.clear();
-                    }
-                    return Err(error);
+                    self.marks.clear();
+                    self.lost = Some(error);
+                    break;
                 }
+                Err(error) => return Err(error),
             }
             self.marks.pop_front();
         }
-        Ok(self.reached)
+        // Each time: whoever asks about a later mark must hear of it too.
+        self.lost.clone().map_or(Ok(self.reached), |lost| Err(lost.into()))
     }
 
     fn wait(&mut self, mark: u64, limit: Duration) -> Result<(), HostError> {

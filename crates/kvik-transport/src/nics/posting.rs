@@ -13,11 +13,7 @@ impl<C: RmaDevice> Worker<C> {
     /// Takes what has ended. Whether anything has.
     pub(super) fn take_completions(&mut self) -> bool {
         let mut done = std::mem::take(&mut self.done);
-        if self.broken.is_none()
-            && let Err(error) = self.device.poll(&mut done)
-        {
-            self.device_failed(error);
-        }
+        let polled = if self.broken.is_none() { self.device.poll(&mut done) } else { Ok(()) };
         let moved = !done.is_empty();
         for ended in done.drain(..) {
             match self.requests.ended(ended) {
@@ -34,6 +30,10 @@ impl<C: RmaDevice> Worker<C> {
             }
         }
         self.done = done;
+        // Last: of what is cut off then, nothing has ended.
+        if let Err(error) = polled {
+            self.device_failed(error);
+        }
         moved
     }
 

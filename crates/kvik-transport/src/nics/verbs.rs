@@ -39,7 +39,10 @@ pub(super) struct VerbsRmaDevice {
     depth: usize,
     /// Sessions whose initiator queue pairs have something gathered.
     gathered: Vec<u64>,
+    /// The port has no link.
     down: Option<Error>,
+    /// Why the device does nothing any more, whatever its port does.
+    failed: Option<Error>,
     /// Why a session's queue pair that was to be ended is there until the process ends.
     not_stopped: HashMap<u64, Error>,
     /// The port has changed since its GID was looked up.
@@ -113,6 +116,7 @@ impl VerbsRmaDevice {
             depth,
             gathered: Vec::new(),
             down: None,
+            failed: None,
             not_stopped: HashMap::new(),
             moved: false,
             looked: Instant::now(),
@@ -129,6 +133,13 @@ impl VerbsRmaDevice {
             }
         }
         self.not_stopped.get(&session).cloned().map_or(Ok(()), Err)
+    }
+
+    /// Ends those by which a session's peer reaches memory here.
+    fn end_targets(&mut self, session: u64) -> Result<()> {
+        let targets: Vec<Queue> =
+            self.targets.extract_if(|(of, _), _| *of == session).map(|(_, target)| target).collect();
+        self.end(session, targets)
     }
 
     /// Before a queue pair is connected: by which entry of the port's table it is reached.
@@ -154,7 +165,7 @@ impl VerbsRmaDevice {
                 }
                 Event::PortUp { port: at } if at == number => (self.down, self.moved) = (None, true),
                 Event::DeviceFatal { what } => {
-                    self.down = Some(Error::new(Code::PeerLost, format!("{port}: {what}")))
+                    self.failed = Some(Error::new(Code::PeerLost, format!("{port}: {what}")))
                 }
                 // Its requests come back and say why.
                 Event::QueueFailed { what, .. } => log::debug!("{port}: {what}"),
@@ -257,7 +268,7 @@ impl RmaDevice for VerbsRmaDevice {
     }
 
     fn admit(&mut self, session: u64, from: u8, told: &[u8]) -> Result<Vec<u8>> {
-        if let Some(why) = &self.down {
+        if let Some(why) = self.failed.as_ref().or(self.down.as_ref()) {
             return Err(why.clone());
         }
         self.find_gid()?;
@@ -331,7 +342,7 @@ impl RmaDevice for VerbsRmaDevice {
     }
 
     fn down(&self) -> Option<Error> {
-        self.not_stopped.values().next().or(self.down.as_ref()).cloned()
+        self.not_stopped.values().next().or(self.failed.as_ref()).or(self.down.as_ref()).cloned()
     }
 
     fn cancel(&mut self, session: u64) -> Result<CancelScope> {
@@ -341,14 +352,13 @@ impl RmaDevice for VerbsRmaDevice {
     }
 
     fn fence(&mut self, session: u64) -> Result<bool> {
-        let targets: Vec<Queue> =
-            self.targets.extract_if(|(of, _), _| *of == session).map(|(_, target)| target).collect();
-        self.end(session, targets)?;
+        self.end_targets(session)?;
         Ok(false)
     }
 
     fn forget(&mut self, session: u64) {
         self.initiators.remove(&session);
-        self.targets.retain(|(of, _), _| *of != session);
+        // One that stays is why the NIC is out of use, and why a fence that comes later fails.
+        let _ = self.end_targets(session);
     }
 }

@@ -308,7 +308,10 @@ impl Incoming {
             return Err(Error::new(Code::ProtocolError, text));
         }
         if let Some(request) = chunk.request.take() {
-            let outcome = check(chunk, &request, &self.tail[..trailer], &self.sums);
+            let outcome = match self.stagings.take_error(&request.region) {
+                Some(error) => WorkOutcome::Failed(error),
+                None => check(chunk, &request, &self.tail[..trailer], &self.sums),
+            };
             self.stagings.leave(&*services.work, request, outcome, chunk.handed > 0);
         }
         self.tail.copy_within(trailer..trailer + ahead, 0);

@@ -178,7 +178,8 @@ impl Staging {
         begun: bool,
     ) {
         let last = &mut self.halves[1 - self.next];
-        match begun && last.is_taken() {
+        // Where another one ends with it, the device has taken no piece of this one.
+        match begun && last.is_taken() && last.ending.is_none() {
             true => {
                 let ending = Ending { request, outcome, failed: None, since: None, told: false };
                 last.ending = Some(ending);
@@ -280,7 +281,18 @@ impl Stagings {
             .ok_or_else(|| Error::new(Code::DeviceFailed, "a channel has no buffer for a device"))
     }
 
-    /// As [`Stagings::of`], without making any.
+    /// The same, if there is one.
+    fn find(&mut self, region: &RegionMemory) -> Option<&mut Staging> {
+        let RegionMemory::Device(memory) = region else { return None };
+        self.0.iter_mut().find(|staging| staging.serves(&**memory))
+    }
+
+    /// Why a copy of the chunk in flight to this memory failed, once.
+    pub fn take_error(&mut self, region: &RegionMemory) -> Option<Error> {
+        self.find(region)?.take_error()
+    }
+
+    /// A work request has ended, as for [`Staging::leave`].
     pub fn leave(
         &mut self,
         work: &dyn WorkSource,
@@ -288,11 +300,7 @@ impl Stagings {
         outcome: WorkOutcome,
         begun: bool,
     ) {
-        let staging = match &request.region {
-            RegionMemory::Device(memory) => self.0.iter_mut().find(|staging| staging.serves(&**memory)),
-            RegionMemory::Host(_) => None,
-        };
-        match staging {
+        match self.find(&request.region) {
             Some(staging) => staging.leave(work, request, outcome, begun),
             None => finish(work, request, outcome),
         }
