@@ -61,6 +61,7 @@ from kvik.handover.protocol import (
     Release,
     Send,
     StepPlan,
+    Unread,
     server_shapes,
 )
 from kvik.handover.pulls import Phase, Pull
@@ -241,7 +242,7 @@ class SchedulerSide:
         pull.asked_at = time.monotonic()
         load = Load(request.request_id, pull.handover.remote_request_id, [])
         if pull.stream is not None:
-            self._stream(request, pull, load, block_ids[0])
+            self._stream(pull, load, block_ids[0])
             return
         for group, (ranks, own) in enumerate(zip(pull.ranks, pull.own, strict=True)):
             end = pull.local_tokens + external
@@ -251,8 +252,8 @@ class SchedulerSide:
             self._release(request, own, copies)
         self._plan.loads.append(load)
 
-    def _stream(self, request: Any, pull: Pull, load: Load, blocks: Sequence[int]) -> None:
-        """Queue the load of a stream; parts that this side has already are given back."""
+    def _stream(self, pull: Pull, load: Load, blocks: Sequence[int]) -> None:
+        """Queue the load of a stream; parts that this side has already are given back when it has ended."""
         load.deadline = self._expiry_s
         for part, wanted in self._parts_of(pull, blocks, pull.local_tokens):
             if wanted:
@@ -260,7 +261,8 @@ class SchedulerSide:
             unread = {
                 rank: text for rank, text in part.tickets.items() if not (wanted and part.readers[rank])
             }
-            self._release(request, part.own, unread, load.deadline)
+            if unread:
+                load.unread.append(Unread(unread, part.own))
         pull.parts = len(load.groups)
         self._plan.loads.append(load)
 
@@ -555,8 +557,9 @@ class SchedulerSide:
         if offer is None or not self._ranks:
             return
         if pull.stream is not None:
-            for part, _ in self._parts_of(pull):
-                self._release(request, part.own, part.tickets, deadline)
+            parts = [Unread(part.tickets, part.own) for part, _ in self._parts_of(pull)]
+            if parts:
+                self._plan.releases.append(Release(request.request_id, parts, deadline))
             return
         if owns is None and len(offer.shapes) == len(self._own_shapes()):
             try:
@@ -566,13 +569,11 @@ class SchedulerSide:
         for group, own in enumerate(owns or ()):
             self._release(request, own, offer.by_rank(group))
 
-    def _release(
-        self, request: Any, own: Own, tickets: Mapping[int, str], deadline: float | None = None
-    ) -> None:
+    def _release(self, request: Any, own: Own, tickets: Mapping[int, str]) -> None:
         """Give tickets of one group back."""
         mine = {rank: ticket for rank, ticket in tickets.items() if rank in own.parts}
         if mine:
-            self._plan.releases.append(Release(request.request_id, mine, own, deadline))
+            self._plan.releases.append(Release(request.request_id, [Unread(mine, own)]))
 
     def _drop_pull(self, request: Any) -> dict[str, Any] | None:
         """The request is over: give back what was never taken, stop what is still loading. Returns what its
