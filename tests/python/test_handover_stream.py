@@ -409,7 +409,7 @@ def test_what_is_not_certain_any_more_is_granted_no_further(tmp_path: Path) -> N
             return sum(len(engine.grants) for engine in native.engines.values())
 
         before = granted()
-        p.side.scheduler._items = items
+        p.side.scheduler._contents.items = items
         p.begin(prompt(LENGTH), blocks_of(p.side.shape, FREE), template, mm_features=[of("one")])
         p.chunk(16)
         assert granted() - before == parts_of(p) // 3

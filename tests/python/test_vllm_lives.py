@@ -200,8 +200,9 @@ def other_salt(params: dict[str, Any]) -> Any:
     return request("d-1", prompt(8), params, cache_salt="b")
 
 
-def other_lora(params: dict[str, Any]) -> Any:
-    return request("d-1", prompt(8), params, lora_request=SimpleNamespace(lora_name="x"))
+def unknown_lora(params: dict[str, Any]) -> Any:
+    nowhere = SimpleNamespace(lora_name="x", lora_int_id=1, lora_path="/nowhere")
+    return request("d-1", prompt(8), params, lora_request=nowhere)
 
 
 def other_image(params: dict[str, Any]) -> Any:
@@ -221,7 +222,7 @@ def embeddings(params: dict[str, Any]) -> Any:
     [
         (wrong_tokens, "digest_mismatch"),
         (other_salt, "digest_mismatch"),
-        (other_lora, "digest_mismatch"),
+        (unknown_lora, "adapter_uncertain"),
         (other_image, "digest_mismatch"),
         (shorter_prompt, "digest_mismatch"),
         (embeddings, "prompt_embeds"),

@@ -361,11 +361,13 @@ class Server:
         kv_events: bool = False,
         multimodal: Any = None,
         encoders: Any = None,
+        hf_config: Any = None,
     ) -> None:
         """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies.
         `kinds`: of several groups of layers, whose KV lies in the same tensors. Without `handshake` vLLM
         carries that of another connector, and gives it to this one. kv_events: vLLM publishes them.
-        multimodal, encoders: its settings of images, and of encoders on other servers.
+        multimodal, encoders: its settings of images, and of encoders on other servers. hf_config: of the
+        model.
         """
         sys.modules["kvik.handover.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
@@ -375,7 +377,7 @@ class Server:
         config = vllm_config(
             role, tp, extra, kv_heads or (sizes["heads"] or 1) * tp, pipeline_parallel_size=pp
         )
-        config.model_config.model = model
+        config.model_config.model, config.model_config.hf_config = model, hf_config
         config.model_config.multimodal_config, config.ec_transfer_config = multimodal, encoders
         config.kv_transfer_config.kv_load_failure_policy = policy
         config.kv_events_config = SimpleNamespace(enable_kv_cache_events=True) if kv_events else None
@@ -485,6 +487,8 @@ class Server:
         assert self.scheduler.get_num_new_matched_tokens(done, 0) == (0, False)
         self.scheduler.update_state_after_alloc(done, allocated(blocks), 0)
         self.step()
+        while not self.scheduler._adapters.settled(done):  # it computes for longer than that takes
+            time.sleep(0.001)
         done.num_computed_tokens = len(tokens)
         done.status = Status.FINISHED_LENGTH_CAPPED
         held, params = self.scheduler.request_finished_all_groups(done, groups)

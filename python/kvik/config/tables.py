@@ -267,8 +267,8 @@ CONNECTOR = Entry(
             kind=Text(),
             default=None,
             unset="model and revision",
-            help="What must be equal on both sides, besides the shape, for KV to be exchanged.",
-            reason="Set it when the same weights lie under two paths, or different ones under one.",
+            help="Name of the model, which must be equal on both sides for KV to be exchanged.",
+            reason="Set it when the same weights lie under two paths. A sample of them counts all the same.",
         ),
         _connector(
             name="report_file",

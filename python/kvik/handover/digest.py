@@ -22,7 +22,7 @@ from kvik.handover.mapping import heads_of
 from kvik.handover.native import Native
 from kvik.handover.protocol import LINK_BYTES, KvShape, RefusedError
 
-NAMESPACE_SCHEMA = 3
+NAMESPACE_SCHEMA = 4
 
 
 def canonical(value: Any) -> bytes:
@@ -80,11 +80,12 @@ def request_chain(
     num_tokens: int,
     block_tokens: int,
     told: Sequence[str] | None = None,
+    adapter: bytes = b"",
 ) -> bytes:
     """The chain over the first `num_tokens` prompt tokens of a request, with LoRA, cache salt and images.
 
     `request` has the attributes of vLLM's; `block_tokens` are the prefill side's, which both sides use;
-    `told` stands for its images, in their order (left out: their names).
+    `told` stands for its images, in their order (left out: their names), `adapter` for its LoRA adapter.
     Raises `RefusedError` for a request without token ids (prompt embeddings): nothing names its content.
     """
     tokens: Sequence[int] | None = request.prompt_token_ids
@@ -92,13 +93,13 @@ def request_chain(
         raise RefusedError("prompt_embeds", "the prompt is given as embeddings, which have no content digest")
     ids = np.asarray(tokens[:num_tokens], dtype=np.uint32)
     items = images(request, num_tokens, told)
-    return native.content_chain(namespace, extra_keys(request), ids, block_tokens, items)
+    return native.content_chain(namespace, extra_keys(request, adapter), ids, block_tokens, items)
 
 
-def extra_keys(request: Any) -> bytes:
-    """What changes all of a request's KV besides token ids: LoRA and cache salt."""
-    lora = getattr(request, "lora_request", None)
-    return canonical({"lora": lora.lora_name if lora else None, "salt": getattr(request, "cache_salt", None)})
+def extra_keys(request: Any, adapter: bytes = b"") -> bytes:
+    """What changes all of a request's KV besides token ids: its LoRA adapter, by its digest, and the cache
+    salt."""
+    return canonical({"lora": adapter.hex() or None, "salt": getattr(request, "cache_salt", None)})
 
 
 def images(request: Any, num_tokens: int, told: Sequence[str] | None = None) -> list[tuple[int, bytes]]:

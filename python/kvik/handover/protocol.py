@@ -410,12 +410,14 @@ class GroupLoad:
 @dataclass
 class Load:
     """Decode: read what is missing of a request, by group; of a stream by part, each as an entry of its own,
-    and within `deadline` seconds."""
+    and within `deadline` seconds. unread: parts of a stream that are given back when the load has ended,
+    since prefill has granted them by then."""
 
     request_id: str
     remote_request_id: str
     groups: list[GroupLoad]
     deadline: float | None = None
+    unread: list[Unread] = field(default_factory=list)
 
     @property
     def blocks(self) -> int:
@@ -429,14 +431,22 @@ class Load:
 
 
 @dataclass
-class Release:
-    """Decode: tell these prefill ranks that nobody will read, so that they get their blocks back now;
-    `tickets` of one group by prefill rank. `own` is what the request has a right to: who has not the offer's
-    prompt ends nobody's offer. `deadline`: seconds; None for the connector's `release_deadline`."""
+class Unread:
+    """What nobody will read, of one group or of one part of a stream: tickets by prefill rank. `own` is what
+    the request has a right to: who has not the offer's prompt ends nobody's offer."""
 
-    request_id: str
     tickets: dict[int, str]
     own: Own
+
+
+@dataclass
+class Release:
+    """Decode: tell prefill ranks that nobody will read, so that they get their blocks back now; of a stream
+    by part, in the order in which they are granted. `deadline`: seconds; None for the connector's
+    `release_deadline`."""
+
+    request_id: str
+    parts: list[Unread]
     deadline: float | None = None
 
 

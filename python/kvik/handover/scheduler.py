@@ -41,6 +41,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvik.handover import digest, protocol, streaming
+from kvik.handover.adapters import Adapters
+from kvik.handover.contents import Contents
 from kvik.handover.holding import HeldBlocks
 from kvik.handover.items import Items, by_name
 from kvik.handover.mapping import RankMap, map_ranks
@@ -59,6 +61,7 @@ from kvik.handover.protocol import (
     Release,
     Send,
     StepPlan,
+    Unread,
     server_shapes,
 )
 from kvik.handover.pulls import Phase, Pull
@@ -98,18 +101,19 @@ class SchedulerSide:
         held: HeldBlocks,
         report: ReportFile,
         items: Items | None = None,
+        adapters: Adapters | None = None,
     ) -> None:
         self._native = native
         self._identity = identity
         self.held = held
         self._expiry_s = expiry_s
         self._report = report
-        self._items = items or Items(by_name)  # of all requests that have arrived
+        self._contents = Contents(native, items or Items(by_name), adapters or Adapters())
         self._sendings: Sendings | None = None
+        self._unbegun: set[str] = set()
         self._ranks: dict[int, RankHello] = {}
         self._shapes: tuple[KvShape, ...] = ()
         self._parts: list[dict[int, bytes]] = []
-        self._namespace = b""
         self._namespace_hex = ""
         self._pulls: dict[str, Pull] = {}
         self._plan = StepPlan()
@@ -127,8 +131,8 @@ class SchedulerSide:
         shapes = server_shapes(hellos, self._identity.ranks)
         self._ranks, self._shapes = dict(hellos), shapes
         self._parts = [{rank: digest.part_bytes(shape, shape, rank) for rank in hellos} for shape in shapes]
-        self._namespace = digest.namespace_bytes(self._identity.model, shapes)
-        self._namespace_hex = digest.namespace_digest(self._native, self._namespace)
+        namespace = self._contents.namespace = digest.namespace_bytes(self._identity.model, shapes)
+        self._namespace_hex = digest.namespace_digest(self._native, namespace)
         if (
             self._identity.is_producer
             and self._identity.streams
@@ -139,14 +143,16 @@ class SchedulerSide:
             template = streaming.template_of(engine_id, self._ranks, shapes[0], self._namespace_hex, model)
             self._sendings = Sendings(self.held, shapes[0], sorted(hellos), template)
         logger.info(
-            "kvik: %d rank(s), KV %s, namespace %s", len(hellos), _said(shapes), self._namespace_hex[:16]
-        )
+            "kvik: %d rank(s), KV %s, namespace %s of %s", len(hellos), _said(shapes),
+            self._namespace_hex[:16], dict(self._identity.model),
+        )  # fmt: skip
 
     # Decode side.
 
     def on_new_request(self, request: Any) -> None:
         """Read the offer of an arriving request, so that it can be released even if it is never scheduled."""
         self._pull_of(request)
+        self._contents.settled(request)  # its adapter's files are read from now on
         self._begin_sending(request)
 
     def is_sending(self, request_id: str) -> bool:
@@ -155,13 +161,15 @@ class SchedulerSide:
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         """How many prompt tokens beyond the local hit a load would bring; (0, False): compute them. None: ask
-        again, an image is being read, or as many streams as may be are on their way."""
+        again, an image or adapter is being read, or as many streams as may be are on their way."""
+        if request.request_id in self._unbegun and not self._begin_sending(request):
+            return None, False
         if self._sendings is not None:
             self._sendings.found(request.request_id, num_computed_tokens)
         pull = self._pull_of(request)
         if pull is None or pull.handover is None or pull.phase is not Phase.OFFERED:
             return 0, False
-        if pull.ranks is None and not self._items.are_read(request):
+        if pull.ranks is None and not self._contents.settled(request):
             return None, False
         if self._verify(request, pull, pull.handover) is None:
             return 0, False
@@ -234,7 +242,7 @@ class SchedulerSide:
         pull.asked_at = time.monotonic()
         load = Load(request.request_id, pull.handover.remote_request_id, [])
         if pull.stream is not None:
-            self._stream(request, pull, load, block_ids[0])
+            self._stream(pull, load, block_ids[0])
             return
         for group, (ranks, own) in enumerate(zip(pull.ranks, pull.own, strict=True)):
             end = pull.local_tokens + external
@@ -244,8 +252,8 @@ class SchedulerSide:
             self._release(request, own, copies)
         self._plan.loads.append(load)
 
-    def _stream(self, request: Any, pull: Pull, load: Load, blocks: Sequence[int]) -> None:
-        """Queue the load of a stream; parts that this side has already are given back."""
+    def _stream(self, pull: Pull, load: Load, blocks: Sequence[int]) -> None:
+        """Queue the load of a stream; parts that this side has already are given back when it has ended."""
         load.deadline = self._expiry_s
         for part, wanted in self._parts_of(pull, blocks, pull.local_tokens):
             if wanted:
@@ -253,7 +261,8 @@ class SchedulerSide:
             unread = {
                 rank: text for rank, text in part.tickets.items() if not (wanted and part.readers[rank])
             }
-            self._release(request, part.own, unread, load.deadline)
+            if unread:
+                load.unread.append(Unread(unread, part.own))
         pull.parts = len(load.groups)
         self._plan.loads.append(load)
 
@@ -323,6 +332,7 @@ class SchedulerSide:
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended. True and parameters: its blocks stay until every rank reports it as sent."""
         note = self._drop_pull(request)
+        self._unbegun.discard(request.request_id)
         params = request.kv_transfer_params
         if self._sendings is not None and request.request_id in self._sendings:
             ended = self._sendings.end(request.request_id)
@@ -340,8 +350,8 @@ class SchedulerSide:
             )
             return False, None
         try:
-            chains = self._chains(request, num_tokens, self._own_shapes())
-            self._items.check(request)
+            chains = self._contents.chains(request, num_tokens, self._own_shapes())
+            self._contents.check(request)
         except RefusedError as refused:
             logger.warning("kvik: request %s is not handed over: %s", request.request_id, refused)
             return False, None
@@ -360,29 +370,25 @@ class SchedulerSide:
             return False, None
         return True, self._offer(request, num_tokens, digest.links(chains[0])[-1], groups, firsts)
 
-    def _begin_sending(self, request: Any) -> None:
+    def _begin_sending(self, request: Any) -> bool:
         """Hand a request over in parts from its first step on, where its parameters say so; where that cannot
-        be, it is offered when it has ended."""
+        be, it is offered when it has ended. False: not yet, its adapter is being read."""
         if self._sendings is None or request.request_id in self._sendings:
-            return
+            return True
+        if streaming.asks(request.kv_transfer_params) and not self._contents.adapters.settled(request):
+            self._unbegun.add(request.request_id)
+            return False
+        self._unbegun.discard(request.request_id)
         try:
             self._sendings.begin(
                 request,
-                lambda: self._chains(request, request.num_prompt_tokens, self._own_shapes())[0],
-                lambda: self._items.check(request),
+                lambda: self._contents.chains(request, request.num_prompt_tokens, self._own_shapes())[0],
+                lambda: self._contents.check(request),
             )
         except RefusedError as refused:
             self.counters[f"not_streamed_{refused.code}"] += 1
             logger.info("kvik: request %s is not handed over in parts: %s", request.request_id, refused)
-
-    def _chains(self, request: Any, num_tokens: int, shapes: Sequence[KvShape]) -> list[bytes]:
-        """The content of so many tokens by group: a link of it is one KV block of these shapes."""
-        told = self._items.told(request)
-        made = {
-            tokens: digest.request_chain(self._native, self._namespace, request, num_tokens, tokens, told)
-            for tokens in {shape.block_tokens for shape in shapes}
-        }
-        return [made[shape.block_tokens] for shape in shapes]
+        return True
 
     def _offer(
         self, request: Any, num_tokens: int, content: bytes, groups: list[GroupSend], firsts: list[int]
@@ -504,7 +510,8 @@ class SchedulerSide:
             raise RefusedError(
                 "namespace_mismatch",
                 f"prefill computed namespace {offer.namespace[:16]} (model {offer.model!r}), this server has "
-                f"{self._namespace_hex[:16]} (model {self._identity.model.get('model')!r})",
+                f"{self._namespace_hex[:16]} (model {self._identity.model.get('model')!r}); each "
+                "server's log says at its start what that is made of",
             )
         if offer.num_tokens > request.num_prompt_tokens:
             raise RefusedError(
@@ -512,7 +519,7 @@ class SchedulerSide:
                 f"the offer covers {offer.num_tokens} tokens, the prompt has {request.num_prompt_tokens}",
             )
         # A link is of one KV block of the side that has the grant.
-        chains = self._chains(request, offer.num_tokens, offer.shapes)
+        chains = self._contents.chains(request, offer.num_tokens, offer.shapes)
         content = digest.links(chains[0])[-1].hex()
         if content != offer.digest and not in_parts:
             raise RefusedError(
@@ -550,8 +557,9 @@ class SchedulerSide:
         if offer is None or not self._ranks:
             return
         if pull.stream is not None:
-            for part, _ in self._parts_of(pull):
-                self._release(request, part.own, part.tickets, deadline)
+            parts = [Unread(part.tickets, part.own) for part, _ in self._parts_of(pull)]
+            if parts:
+                self._plan.releases.append(Release(request.request_id, parts, deadline))
             return
         if owns is None and len(offer.shapes) == len(self._own_shapes()):
             try:
@@ -561,13 +569,11 @@ class SchedulerSide:
         for group, own in enumerate(owns or ()):
             self._release(request, own, offer.by_rank(group))
 
-    def _release(
-        self, request: Any, own: Own, tickets: Mapping[int, str], deadline: float | None = None
-    ) -> None:
+    def _release(self, request: Any, own: Own, tickets: Mapping[int, str]) -> None:
         """Give tickets of one group back."""
         mine = {rank: ticket for rank, ticket in tickets.items() if rank in own.parts}
         if mine:
-            self._plan.releases.append(Release(request.request_id, mine, own, deadline))
+            self._plan.releases.append(Release(request.request_id, [Unread(mine, own)]))
 
     def _drop_pull(self, request: Any) -> dict[str, Any] | None:
         """The request is over: give back what was never taken, stop what is still loading. Returns what its

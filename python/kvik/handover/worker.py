@@ -38,7 +38,6 @@ from kvik.handover.native import (
     PartRead,
     Region,
     Report,
-    Transfer,
     error_code,
 )
 from kvik.handover.near import Choice, Spot, choose
@@ -48,14 +47,17 @@ from kvik.handover.protocol import (
     Own,
     RankHello,
     RankPlace,
-    Release,
     Send,
     StepPlan,
+    Unread,
 )
+from kvik.handover.releasing import Due, Releasing
 from kvik.handover.report import LoadRecord, NicRecord, ReportFile, SendRecord, in_log, loaded
 from kvik.handover.streaming import Division
 
 logger = logging.getLogger("kvik.handover")
+
+NOT_READY = "kvik: the worker's KV memory is not registered (or the connector is shut down)"
 
 
 @dataclass
@@ -108,7 +110,7 @@ class WorkerSide:
         self._parked: dict[str, OpenSend] = {}
         self._parked_ends: list[str] = []
         self._loads: dict[str, OpenLoad] = {}
-        self._releases: list[tuple[str, Transfer]] = []
+        self._releasing: Releasing | None = None
         self._sent: set[str] = set()
         self._received: set[str] = set()
         self._invalid_blocks: set[int] = set()
@@ -127,6 +129,9 @@ class WorkerSide:
         options = self._config.engine_options(self._name, self._place.number)
         engine = self._native.Engine(**options | nics.options())
         self._engine = engine
+        self._releasing = Releasing(
+            self._native, engine, self._config.release_deadline, lambda name, by: self.stats.count(name, by)
+        )
         self._region = memories[0].region(engine)
         self._stream = stream or self._stream
         self._layouts = [memory.layout(self._native) for memory in memories]
@@ -195,7 +200,7 @@ class WorkerSide:
         for load in plan.loads:
             self._start(load)
         for release in plan.releases:
-            self._give_back(release)
+            self._give_back(release.request_id, self._mine(release.parts), release.deadline)
         for request_id in plan.cancels:
             self._cancel(request_id)
 
@@ -228,7 +233,8 @@ class WorkerSide:
             if open_load.done:
                 del self._loads[request_id]
                 self._end_load(open_load)
-        self._collect_releases()
+        if self._releasing is not None:
+            self._releasing.collect()
         sent, self._sent = self._sent, set()
         received, self._received = self._received, set()
         return sent, received
@@ -273,9 +279,8 @@ class WorkerSide:
         self._grants.clear()
         self._parked.clear()
         self._loads.clear()
-        self._releases.clear()
         self._memories.clear()
-        self._issuing = None
+        self._issuing = self._releasing = None
         self._report.close()
 
     # Prefill side.
@@ -460,8 +465,8 @@ class WorkerSide:
         for (group, read), one in zip(ended.shares, reports, strict=True):
             ended_at = ended.began_at + one.total_s
             self._report.write(loaded(load, group, self._place.rank, read.rank, one, ended_at))
-        for share in ended.to_release():
-            self._release_share(load, share)
+        given = [*self._unused(ended), *(due for part in self._mine(load.unread) for due in part)]
+        self._give_back(load.request_id, [given])
         if load.deadline is not None:
             self._end_parts(ended, reports)
             return
@@ -514,9 +519,9 @@ class WorkerSide:
             )  # fmt: skip
         # Prefill may go on and grant parts of a stream that nobody wants any more; not so where the client
         # has left: prefill has lost it as well.
-        patience = None if ended.cancelled else load.deadline
-        for share in ended.to_release():
-            self._release_share(load, share, patience)
+        patience, unused = None if ended.cancelled else load.deadline, self._unused(ended)
+        parts = [unused] if load.deadline is None else [*self._mine(load.unread), *([due] for due in unused)]
+        self._give_back(load.request_id, parts, patience)
 
     def _cancel(self, request_id: str) -> None:
         """Stop the load of an aborted request; it is reported when it has ended."""
@@ -525,51 +530,24 @@ class WorkerSide:
             open_load.cancelled = True
             open_load.cancel()
 
-    def _give_back(self, release: Release) -> None:
-        """Release this rank's share of the tickets: each has one releaser."""
-        for rank, ticket in release.tickets.items():
-            if releaser(rank, self._place.ranks) == self._place.rank:
-                content = self._wanted(release.own, rank)
-                self._release(release.request_id, ticket, 1, content, release.deadline)
+    def _mine(self, parts: Sequence[Unread]) -> list[list[Due]]:
+        """This rank's share of what nobody reads, by part: each ticket has one releaser."""
+        ranks, own = self._place.ranks, self._place.rank
+        return [
+            [
+                Due(ticket, 1, self._wanted(part.own, rank))
+                for rank, ticket in part.tickets.items()
+                if releaser(rank, ranks) == own
+            ]
+            for part in parts
+        ]
 
-    def _release_share(self, load: Load, share: Share, deadline: float | None = None) -> None:
-        """Say that this rank has done with the ticket of a prefill rank, without having used it up."""
-        group, rank = share.group, share.read.rank
-        content = self._wanted(group.own, rank)
-        self._release(load.request_id, group.tickets[rank], group.readers[rank], content, deadline)
-
-    def _release(
-        self, request_id: str, ticket: str, readers: int, content: Content, deadline: float | None = None
-    ) -> None:
-        """Say that this rank has done with a ticket, as one of so many that confirm."""
-        engine, _ = self._ready()
-        try:
-            transfer = engine.release(
-                self._native.Ticket(ticket),
-                deadline=deadline or self._config.release_deadline,
-                readers=readers,
-                tag=request_id,
-                content=content,
-            )
-        except self._native.KvikError as error:
-            self._release_failed(request_id, error)
-            return
-        self._releases.append((request_id, transfer))
-
-    def _collect_releases(self) -> None:
-        open_releases = []
-        for request_id, transfer in self._releases:
-            if not transfer.done:
-                open_releases.append((request_id, transfer))
-            elif (error := transfer.error()) is not None:
-                self._release_failed(request_id, error)
-            else:
-                self.stats.count("releases")
-        self._releases = open_releases
-
-    def _release_failed(self, request_id: str, error: Exception) -> None:
-        self.stats.count("releases_failed")
-        logger.info("kvik: request %s: offer not released, it ends by its expiry: %s", request_id, error)
+    def _unused(self, ended: OpenLoad) -> list[Due]:
+        """The tickets of an ended load that this rank has not used up, and has done with."""
+        return [
+            Due(group.tickets[read.rank], group.readers[read.rank], self._wanted(group.own, read.rank))
+            for group, read in ended.to_release()
+        ]
 
     def _good_level(self) -> int:
         """The level of what went well: one line a request, so that of the first rank, and the others' for
@@ -579,9 +557,13 @@ class WorkerSide:
     def _rank_text(self) -> str:
         return f"rank {self._place.rank} of {self._place.ranks}"
 
+    def _give_back(self, request_id: str, parts: list[list[Due]], deadline: float | None = None) -> None:
+        """Give tickets back, as of `Releasing.give`."""
+        if self._releasing is None:
+            raise RuntimeError(NOT_READY)
+        self._releasing.give(request_id, parts, deadline)
+
     def _ready(self) -> tuple[Engine, Region]:
         if self._engine is None or self._region is None:
-            raise RuntimeError(
-                "kvik: the worker's KV memory is not registered (or the connector is shut down)"
-            )
+            raise RuntimeError(NOT_READY)
         return self._engine, self._region

@@ -12,23 +12,22 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvik.handover import digest
+from kvik.handover.adapters import Adapters
+from kvik.handover.content import Digests
 from kvik.handover.items import Items, NoContentError
 from kvik.handover.mapping import heads_of
 from kvik.handover.native import Native
 from kvik.handover.protocol import KvShape
-from kvik.serving_cache.content import Digests, Signature, files_digest, signature
 from kvik.store.names import Namespace
 
 SCHEMA = 1
-MOST_ADAPTERS = 65_536  # remembered by how their files were
-MOST_DIGESTS = 1024
 _WEIGHTS = "weights"
 
 
@@ -44,18 +43,14 @@ class ModelContent:
 
 
 class Naming:
-    """Links of requests, and namespaces of ranks. `items` are those of all requests that have arrived;
-    `digests` makes what takes long."""
+    """Links of requests, and namespaces of ranks. `items` and `adapters` are those of all requests that have
+    arrived."""
 
-    def __init__(
-        self, native: Native, model: ModelContent, items: Items, digests: Digests | None = None
-    ) -> None:
+    def __init__(self, native: Native, model: ModelContent, items: Items, adapters: Adapters) -> None:
         self._native = native
         self._model = model
-        self._digests = digests or Digests()
-        self._adapters: dict[int, tuple[str, Signature]] = {}
-        self._adapter_digests: dict[tuple[str, Signature], bytes] = {}
-        self._adapter_names: dict[str, bytes] = {}  # empty: what it stands for is not known (any more)
+        self._digests = Digests()  # its own: no adapter waits for gigabytes of weights
+        self._adapters = adapters
         self._apart = ""
         self._namespace: bytes | None = None
         self._weights: bytes | None = None
@@ -133,14 +128,11 @@ class Naming:
     def forget(self, request: Any) -> None:
         """A request has ended."""
         self._keys.pop(request.request_id, None)
-        self._digests.forget(("lora", request.request_id))
 
     def _certain(self, request: Any) -> bool:
         """Whether KV that this server has computed is of that content, as of `Items.certain`: engines' own
         caches go by the names of adapters and images."""
-        lora = getattr(request, "lora_request", None)
-        if lora and self._adapter_names.get(str(lora.lora_name)) == b"":
-            raise self._no_adapter(str(lora.lora_name))
+        self._adapters.certain(request)
         return self._items.certain(request)
 
     def _placed(self, request: Any) -> list[tuple[int, bytes]] | None:
@@ -167,44 +159,7 @@ class Naming:
             raise NoContentError("prompt embeddings: a prompt without token ids has nothing to be found by")
         if getattr(request, "resumable", False):
             raise NoContentError("streamed input: its tokens may be taken back")
-        lora = getattr(request, "lora_request", None)
-        adapter = self._later("lora", request, lambda: self._adapter(lora)) if lora else b""
+        adapter = self._adapters.content(request)
         if adapter is None:
             return None
         return digest.canonical({"lora": adapter.hex(), "salt": getattr(request, "cache_salt", None)})
-
-    def _later(self, kind: str, request: Any, make: Callable[[], bytes]) -> bytes | None:
-        key: Hashable = (kind, request.request_id)
-        return self._digests.get(key, make)
-
-    # On the thread of the digests.
-
-    def _adapter(self, lora: Any) -> bytes:
-        """An adapter's bytes. What the engine has loaded is what lay there when it was first used: files that
-        change later may or may not have been loaded since, so nothing of it is kept any more. What was called
-        by one name is remembered for `_certain`."""
-        number, path, name = int(lora.lora_int_id), str(lora.lora_path), str(lora.lora_name)
-        if getattr(lora, "load_inplace", False):
-            self._adapter_names[name] = b""
-            raise NoContentError(f"adapter {name!r} is loaded in place of another: its bytes are not known")
-        told = signature(path)
-        if number not in self._adapters and len(self._adapters) >= MOST_ADAPTERS:
-            raise NoContentError(f"adapter {name!r}: more than {MOST_ADAPTERS} adapters were used")
-        if self._adapters.setdefault(number, (path, told)) != (path, told):
-            self._adapter_names[name] = b""
-            raise self._no_adapter(name)
-        # By the files and not by the number: of the same files it is made once.
-        if (path, told) not in self._adapter_digests:
-            while len(self._adapter_digests) >= MOST_DIGESTS:
-                self._adapter_digests.pop(next(iter(self._adapter_digests)))
-            self._adapter_digests[path, told] = files_digest(path)
-        made = self._adapter_digests[path, told]
-        if self._adapter_names.setdefault(name, made) != made:
-            self._adapter_names[name] = b""
-        return made
-
-    def _no_adapter(self, name: str) -> NoContentError:
-        return NoContentError(
-            f"adapter {name!r}: its files have changed since this server first used that name; load it anew "
-            "under another name, or restart the server"
-        )

@@ -27,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from kvik.handover import native
+from kvik.handover.adapters import Adapters
 from kvik.handover.config import ConnectorConfig
 from kvik.handover.holding import HeldBlocks
 from kvik.handover.protocol import RankHello, RankPlace, StepPlan, server_shapes
@@ -138,7 +139,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if role is KVConnectorRole.SCHEDULER:
             identity = Identity(
                 engine_id=str(transfer.engine_id),
-                model=_model_identity(vllm_config, config),
+                model=content.model_identity(vllm_config, config, self._cache_config),
                 ranks=ranks,
                 is_producer=bool(transfer.is_kv_producer),
                 is_consumer=bool(transfer.is_kv_consumer),
@@ -147,12 +148,14 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 streams=not getattr(parallel, "enable_dbo", False),
             )
             held = HeldBlocks(config.park_after, identity.ranks)
-            self._items = content.items_of(vllm_config)
-            self._scheduler = SchedulerSide(module, identity, config.expiry, held, report, self._items)
+            self._items, self._adapters = content.items_of(vllm_config), Adapters()
+            self._scheduler = SchedulerSide(
+                module, identity, config.expiry, held, report, self._items, self._adapters
+            )
             if self._cache_config.wanted:
                 model = content.model_content(vllm_config, identity.model, self._cache_config)
                 ledger = None if self._events is None else Ledger(ranks, self._events.names)
-                naming = Naming(module, model, self._items)
+                naming = Naming(module, model, self._items, self._adapters)
                 self._cache = CacheSide(naming, self._cache_config, ranks, held, ledger=ledger)
         else:
             place = _place(parallel)
@@ -266,6 +269,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._cache.request_finished(request, block_ids[0])
         ended = side.request_finished(request, block_ids)
         self._items.forget(request)
+        self._adapters.forget(request)
         return ended
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
@@ -492,18 +496,6 @@ def _warn_of_policy(own: Any) -> None:
             'ends with an error. Add "kv_load_failure_policy": "recompute" to --kv-transfer-config '
             "(under MultiConnector: beside its kv_role, not in its list) to compute it here instead."
         )
-
-
-def _model_identity(vllm_config: Any, config: ConnectorConfig) -> dict[str, str]:
-    """What KV depends on besides tokens and shape. `namespace` replaces name and revision (often a path)."""
-    model, cache = vllm_config.model_config, vllm_config.cache_config
-    name = config.namespace or f"{model.model}@{getattr(model, 'revision', None)}"
-    return {
-        "model": name,
-        "dtype": str(model.dtype),
-        "quantization": str(getattr(model, "quantization", None)),
-        "cache_dtype": str(cache.cache_dtype),
-    }
 
 
 def _specs(kv_cache_config: Any) -> list[Any]:

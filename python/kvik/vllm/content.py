@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kvik.handover import digest
+from kvik.handover.config import ConnectorConfig
+from kvik.handover.content import files_digest, files_sample
 from kvik.handover.items import Items, NoContentError
 from kvik.serving_cache.config import CacheConfig
-from kvik.serving_cache.content import files_digest
 from kvik.serving_cache.naming import ModelContent
+from kvik.vllm import log
+
+logger = logging.getLogger(log.NAME)
 
 # Speculation that has no weights, and so no KV, of its own.
 DRAFTS_WITHOUT_KV = frozenset({"ngram", "ngram_gpu", "suffix"})
@@ -49,15 +54,27 @@ def unkept(vllm_config: Any, windows: list[int]) -> str | None:
     return None
 
 
+def model_identity(vllm_config: Any, config: ConnectorConfig, store: CacheConfig) -> dict[str, str]:
+    """What all KV of this server depends on besides tokens and shape, as two servers compare it. `namespace`
+    replaces name and revision (often a path), and nothing else."""
+    model, cache = vllm_config.model_config, vllm_config.cache_config
+    name = config.namespace or f"{model.model}@{getattr(model, 'revision', None)}"
+    return {
+        "model": name,
+        "dtype": str(model.dtype),
+        "quantization": str(getattr(model, "quantization", None)),
+        "cache_dtype": str(cache.cache_dtype),
+        "config": _config_digest(getattr(model, "hf_config", None)),
+        "weights": _weights_sample(vllm_config, store),
+        **_item_settings(model),
+    }
+
+
 def model_content(vllm_config: Any, identity: Mapping[str, str], config: CacheConfig) -> ModelContent:
     """What all KV of this server depends on. identity: as of a handover."""
-    model, cache = vllm_config.model_config, vllm_config.cache_config
+    cache = vllm_config.cache_config
     return ModelContent(
-        identity={
-            **identity,
-            "config": _config_digest(getattr(model, "hf_config", None)),
-            **_item_settings(model),
-        },
+        identity=identity,
         weights=lambda: _weights(vllm_config, config),
         quantisation="" if str(cache.cache_dtype) == "auto" else str(cache.cache_dtype),
     )
@@ -72,8 +89,20 @@ def _config_digest(hf_config: Any) -> str:
     """The model's configuration as vLLM runs it, with what `--hf-overrides` has changed. Without private
     names, of which one is the path, and without the version of what wrote it."""
     told = hf_config.to_dict() if hasattr(hf_config, "to_dict") else {}
-    kept = {name: told[name] for name in told if not name.startswith("_") and name != "transformers_version"}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(_kept(told), sort_keys=True, default=_said).encode()).hexdigest()
+
+
+def _kept(told: Any) -> Any:
+    if isinstance(told, Mapping):
+        named = {str(name): _kept(value) for name, value in told.items()}
+        return {name: named[name] for name in named if name[:1] != "_" and name != "transformers_version"}
+    return [_kept(value) for value in told] if isinstance(told, list | tuple) else told
+
+
+def _said(value: Any) -> str:
+    """A value that is not JSON's; one that only says where it lies in memory, by its type."""
+    said = str(value)
+    return type(value).__qualname__ if f"{id(value):x}" in said else said
 
 
 def _item_settings(model: Any) -> dict[str, str]:
@@ -97,19 +126,37 @@ def _items_unread(vllm_config: Any) -> str | None:
 
 def _weights(vllm_config: Any, config: CacheConfig) -> bytes:
     """32 bytes that stand for the weights. Takes as long as reading them does."""
-    if config.weights is not None:
-        return hashlib.sha256(b"stated " + config.weights.encode()).digest()
+    return _stated(config) or files_digest(_files(vllm_config))
+
+
+def _weights_sample(vllm_config: Any, config: CacheConfig) -> str:
+    """What stands for the weights while their bytes are not all read; nothing where they are in no file that
+    is known here, and equal names are trusted."""
+    try:
+        return (_stated(config) or files_sample(_files(vllm_config))).hex()
+    except NoContentError as error:
+        logger.info("kvik: a handover goes by the name of the model alone: %s", error)
+        return ""
+
+
+def _stated(config: CacheConfig) -> bytes | None:
+    """Of what the user has said stands for the weights."""
+    return None if config.weights is None else hashlib.sha256(b"stated " + config.weights.encode()).digest()
+
+
+def _files(vllm_config: Any) -> Path:
+    """Where the files of the weights are."""
     load = getattr(vllm_config, "load_config", None)
     if str(getattr(load, "load_format", "auto")) == "dummy":
         raise NoContentError(
             "weights of --load-format dummy are in no file; say what stands for them (weights)"
         )
-    return files_digest(_folder(vllm_config.model_config, getattr(load, "download_dir", None)))
+    return _folder(vllm_config.model_config, getattr(load, "download_dir", None))
 
 
 def _folder(model: Any, download_dir: str | None) -> Path:
     """Where the model's files are: its path, or what was downloaded of its name."""
-    if Path(model.model).is_dir():
+    if Path(model.model).exists():
         return Path(model.model)
     try:
         from huggingface_hub import snapshot_download

@@ -2,7 +2,8 @@
 
 A name can come to mean something else, so none is trusted. Reading gigabytes takes seconds, in which the
 scheduler must not stand still: digests are made on a thread of their own, and until one is there nothing that
-depends on it is kept or asked for.
+depends on it is kept, asked for or handed over. Of weights a handover goes by a sample, which takes less
+than starting a server does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from kvik.handover.items import NoContentError
 
-logger = logging.getLogger("kvik.serving_cache")
+logger = logging.getLogger("kvik.handover")
 
 # What weights, and the shape of a model or an adapter, are read from; a tokenizer, or a README, changes no
 # KV. How images are normalised does, where the model does it and not who prepares its input.
@@ -29,6 +30,9 @@ NAMES = frozenset({
 })  # fmt: skip
 MOST_FILES = 4096
 MOST_WAITING = 1024
+# Of a sample: at how many places files are read, and how much there.
+SAMPLE_PLACES = 4096
+SAMPLE_BYTES = 4096
 
 Signature = tuple[tuple[str, int, int, int, int], ...]
 
@@ -125,4 +129,28 @@ def files_digest(folder: str | os.PathLike[str]) -> bytes:
         whole.update(len(name.encode()).to_bytes(8, "little") + name.encode() + one.digest())
     if signature(folder) != before:
         raise NoContentError(f"{folder} was changed while it was read")
+    return whole.digest()
+
+
+def files_sample(model: Path) -> bytes:
+    """SHA-256 over the names and sizes of the weights' files of a folder (or of one such file), and over
+    their bytes at `SAMPLE_PLACES` places that are spread evenly over all of them: 32 bytes. Weights of
+    another training differ there; a change of a few bytes may not be seen.
+
+    Raises NoContentError where they cannot be read.
+    """
+    if model.is_file():
+        folder, files = model.parent, [(model.name, model.stat().st_size)]
+    else:
+        folder, files = model, [(name, size) for name, size, *_ in signature(model) if name not in NAMES]
+    step = max(SAMPLE_BYTES, -(-sum(size for _, size in files) // SAMPLE_PLACES))
+    whole = hashlib.sha256()
+    for name, size in files:
+        whole.update(f"{len(name.encode())} {name} {size} ".encode())
+        try:
+            with Path(folder, name).open("rb") as file:
+                for place in range(0, size, step):
+                    whole.update(os.pread(file.fileno(), SAMPLE_BYTES, place))
+        except OSError as error:
+            raise NoContentError(f"{Path(folder, name)} cannot be read: {error.strerror or error}") from error
     return whole.digest()

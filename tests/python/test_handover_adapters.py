@@ -1,0 +1,105 @@
+"""Adapters whose files take long to read: requests wait for them, and not for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvik.handover import streaming
+from kvik.handover.adapters import PATIENCE_S, Adapters
+from kvik.handover.content import Digests
+from kvik.handover.protocol import RefusedError
+from tests.python.fake_engine import FakeNative
+from tests.python.handover_harness import Side, Status, prompt, request, shape_of
+from tests.python.stream_harness import SEED, Prefill, decode_params
+from tests.python.vllm_store_harness import lora, weights
+
+LENGTH = 20
+BLOCKS = [9, 4, 13]
+
+
+class Slow(Digests):
+    """Digests that are made when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = True
+        self.asked: set[Hashable] = set()
+
+    def get(self, key: Hashable, make: Callable[[], bytes]) -> bytes | None:
+        self.asked.add(key)
+        return None if self.held else make()
+
+
+@pytest.fixture
+def native() -> FakeNative:
+    return FakeNative()
+
+
+@pytest.fixture
+def servers(
+    tmp_path: Path, native: FakeNative, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Prefill, Side, Slow]]:
+    monkeypatch.setattr(streaming, "SEGMENT_TOKENS", 16)
+    slow = Slow()
+    made = [
+        Side(native, role, shape_of(1, 4, 8), tmp_path, clock=lambda: native.now)
+        for role in ("prefill", "decode")
+    ]
+    for side in made:
+        side.scheduler._contents.adapters = Adapters(slow, lambda: native.now)
+    yield Prefill(made[0]), made[1], slow
+    for side in made:
+        side.close()
+
+
+def test_a_stream_begins_when_its_adapter_is_read(
+    servers: tuple[Prefill, Side, Slow], tmp_path: Path
+) -> None:
+    p, d, slow = servers
+    adapter = lora(weights(tmp_path / "lora"))
+    template = p.template(prompt(5), [23])
+    params = {"do_remote_decode": True, "kvik": {"stream": {"seed": SEED, "of": template}}}
+    sent = request("p-1", prompt(LENGTH), params, lora_request=adapter)
+    wanted = request("d-1", prompt(LENGTH), decode_params(template), lora_request=adapter)
+    for side, one in ((p.side, sent), (d, wanted)):
+        side.scheduler.on_new_request(one)
+        assert one.request_id in slow.asked, "it is read from its arrival on"
+        assert side.scheduler.get_num_new_matched_tokens(one, 0) == (None, False)
+    slow.held = False
+    assert p.side.scheduler.get_num_new_matched_tokens(sent, 0) == (0, False)
+    assert p.side.scheduler.is_sending("p-1")
+    assert d.scheduler.get_num_new_matched_tokens(wanted, 0) == (LENGTH, True)
+
+
+def test_nobody_waits_for_ever(
+    servers: tuple[Prefill, Side, Slow], native: FakeNative, tmp_path: Path
+) -> None:
+    p, d, _ = servers
+    adapter = lora(weights(tmp_path / "lora"))
+    template = p.template(prompt(5), [23])
+    params = {"do_remote_decode": True, "kvik": {"stream": {"seed": SEED, "of": template}}}
+    sent = request("p-1", prompt(LENGTH), params, lora_request=adapter)
+    wanted = request("d-1", prompt(LENGTH), decode_params(template), lora_request=adapter)
+    for side, one in ((p.side, sent), (d, wanted)):
+        side.scheduler.on_new_request(one)
+        assert side.scheduler.get_num_new_matched_tokens(one, 0) == (None, False)
+    native.now += PATIENCE_S
+    for side, one in ((p.side, sent), (d, wanted)):
+        assert side.scheduler.get_num_new_matched_tokens(one, 0) == (0, False)
+    assert p.side.scheduler.counters["not_streamed_adapter_uncertain"] == 1
+    assert d.scheduler.counters["recomputed_adapter_uncertain"] == 1
+    sent.num_computed_tokens, sent.status = LENGTH, Status.FINISHED_LENGTH_CAPPED
+    assert p.side.scheduler.request_finished(sent, (BLOCKS,)) == (False, None)
+
+
+def test_an_adapter_that_lies_nowhere_is_not_known() -> None:
+    """A name of a hub that nothing was downloaded of, and a path that is not there."""
+    for path in (Path("nobody/nothing"), Path("/nowhere")):
+        adapters, one = Adapters(), request("r-1", prompt(4), lora_request=lora(path))
+        while not adapters.settled(one):
+            pass
+        with pytest.raises(RefusedError, match=r"not found|cannot be read"):
+            adapters.told(one)

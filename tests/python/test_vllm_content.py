@@ -1,0 +1,178 @@
+"""Models and adapters of a handover, against each supported vLLM: compared by bytes where names are equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvik.handover import content
+from tests.python.fake_engine import FakeNative
+from tests.python.vllm_harness import Server, admit, offer, prompt, request
+from tests.python.vllm_store_harness import lora, weights
+
+
+def asked(d: Server, params: dict[str, Any], number: int = 1, **more: Any) -> int:
+    """The tokens that a request is to load of an offer of 8."""
+    return admit(d, request(f"d-{number}", prompt(8), params, **more), [5, 6])
+
+
+# Adapters.
+
+
+def test_an_adapter_is_compared_by_its_bytes(pair: tuple[Server, Server], tmp_path: Path) -> None:
+    """Neither its name nor its path says what is in it, as where a server has loaded a newer one."""
+    p, d = pair
+    one, two, copy = (weights(tmp_path / name, name[:1].encode()) for name in ("one", "two", "one again"))
+    params = offer(p, prompt(8), [1, 2], lora_request=lora(one, name="sql"))
+    p.step()
+    assert asked(d, params, 1, lora_request=lora(two, 1, "sql")) == 0
+    assert asked(d, params, 2) == 0
+    d.step()
+    assert d.total("recomputed_digest_mismatch") == 2
+    assert asked(d, params, 3, lora_request=lora(copy, 2, "other name")) == 8
+    assert d.step().received == {"d-3"}
+    assert d.values(5) == {1}
+
+
+def test_one_path_of_two_adapters_is_another_adapter(pair: tuple[Server, Server], tmp_path: Path) -> None:
+    p, d = pair
+    path = weights(tmp_path / "sql", b"one")
+    params = offer(p, prompt(8), [1, 2], lora_request=lora(path))
+    p.step()
+    weights(path, b"two")
+    assert asked(d, params, lora_request=lora(path)) == 0
+    d.step()
+    assert d.total("recomputed_digest_mismatch") == 1
+
+
+@pytest.mark.parametrize("change", ["files", "name", "in place"])
+def test_an_adapter_that_is_not_certain_is_not_handed_over(
+    pair: tuple[Server, Server], tmp_path: Path, caplog: pytest.LogCaptureFixture, change: str
+) -> None:
+    """vLLM may have loaded the new files or not, and its cache may go by the name."""
+    p, d = pair
+    path = weights(tmp_path / "sql", b"one")
+    params = offer(p, prompt(8), [1, 2], lora_request=lora(path, name="sql"))
+    p.step()
+    if change == "files":
+        weights(path, b"two")
+        other = lora(path, name="sql")
+    else:
+        other = lora(weights(tmp_path / "other", b"two"), 2, "sql")
+        other.load_inplace = change == "in place"
+    assert p.prefill("p-2", prompt(8), [3, 4], lora_request=other) is None
+    assert "request p-2 is not handed over: adapter 'sql'" in caplog.text
+    if change == "in place":  # decode knows as little of it
+        assert asked(d, params, lora_request=other) == 0
+        d.step()
+        assert d.total("recomputed_adapter_uncertain") == 1
+
+
+# Models.
+
+
+@pytest.fixture
+def servers(kvik_vllm: ModuleType, native: FakeNative) -> Callable[..., Server]:
+    def made(role: str, model: Path, **more: Any) -> Server:
+        return Server(kvik_vllm, native, f"kv_{role}", model=str(model), **more)
+
+    return made
+
+
+def config_of(**fields: Any) -> Any:
+    """A model's configuration, as transformers has it."""
+    return SimpleNamespace(to_dict=lambda: {"rope_theta": 1e4, "torch_dtype": object(), **fields})
+
+
+def exchanged(p: Server, d: Server) -> bool:
+    """Whether KV of one server is loaded by the other."""
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    tokens = asked(d, params)
+    d.step()
+    p.step()
+    assert d.total("recomputed_namespace_mismatch") == (tokens == 0)
+    return tokens == 8
+
+
+def test_other_weights_under_one_path_are_another_model(
+    servers: Callable[..., Server], tmp_path: Path
+) -> None:
+    """As where a server of a rolling update has mounted the next training in the same place."""
+    model = weights(tmp_path / "model", b"x" * 100_000 + b"one")
+    old, same = servers("producer", model), servers("consumer", model)
+    assert exchanged(old, same)
+    weights(model, b"x" * 100_000 + b"two")
+    new = servers("consumer", model)
+    assert not exchanged(old, new)
+    stated = {"extra": {"store": {"weights": "build 7"}}}
+    assert exchanged(servers("producer", model, **stated), servers("consumer", weights(model), **stated))
+
+
+def test_one_model_under_two_paths(servers: Callable[..., Server], tmp_path: Path) -> None:
+    """A stated name replaces the path; the weights count all the same."""
+    extra = {"extra": {"namespace": "ours"}}
+    paths = [weights(tmp_path / name, name[:1].encode()) for name in ("one", "one again", "two")]
+    p, same, other = (
+        servers(role, path, **extra)
+        for role, path in zip(("producer", "consumer", "consumer"), paths, strict=True)
+    )
+    assert exchanged(p, same)
+    assert not exchanged(p, other)
+
+
+@pytest.mark.parametrize(
+    ("fields", "equal"),
+    [
+        ({}, True),
+        ({"rope_theta": 5e5}, False),
+        ({"text_config": {"hidden_size": 9}}, False),
+        ({"_name_or_path": "elsewhere", "transformers_version": "9"}, True),
+    ],
+)
+def test_the_configuration_as_vllm_runs_it_is_compared(
+    servers: Callable[..., Server], tmp_path: Path, fields: dict[str, Any], equal: bool
+) -> None:
+    """Of one model under one path, which `--hf-overrides` may have changed."""
+    model = weights(tmp_path / "model")
+    p = servers("producer", model, hf_config=config_of())
+    assert exchanged(p, servers("consumer", model, hf_config=config_of(**fields))) == equal
+
+
+def test_settings_of_images_are_compared(servers: Callable[..., Server], tmp_path: Path) -> None:
+    """Models that normalise images themselves are given the same data, whatever that is set to."""
+    model, settings = weights(tmp_path / "model"), SimpleNamespace(mm_processor_kwargs={"image_mean": [0.1]})
+    p = servers("producer", model, multimodal=settings)
+    assert exchanged(p, servers("consumer", model, multimodal=settings))
+    assert not exchanged(p, servers("consumer", model, multimodal=SimpleNamespace()))
+
+
+def test_a_sample_of_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file from its beginning on, a few bytes of each stretch; no more than so many places."""
+    monkeypatch.setattr(content, "SAMPLE_PLACES", 8)
+    monkeypatch.setattr(content, "SAMPLE_BYTES", 10)
+    data = bytearray(2000)
+    (tmp_path / "a.safetensors").write_bytes(b"small")
+    file = tmp_path / "b.safetensors"
+    file.write_bytes(data)
+    (tmp_path / "config.json").write_text("{}")
+    before = content.files_sample(tmp_path)
+    (tmp_path / "config.json").write_text("{ }")
+    assert content.files_sample(tmp_path) == before
+    seen = []
+    for place in range(0, 2000, 10):
+        file.write_bytes(data[:place] + b"1" + data[place + 1 :])
+        if content.files_sample(tmp_path) != before:
+            seen.append(place)
+    assert len(seen) == 8
+    assert seen[0] == 0
+    assert seen[-1] > 1700
+    file.write_bytes(bytes(2001))
+    assert content.files_sample(tmp_path) != before
+    file.write_bytes(data)
+    assert content.files_sample(tmp_path) == before
+    assert content.files_sample(file) != before, "of one file alone"
