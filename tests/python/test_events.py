@@ -18,7 +18,7 @@ from typing import get_args
 import pytest
 
 import kvik
-from tests.python.peers import LIMIT, Peer, Pipe, engines, owned, owner, until
+from tests.python.peers import LIMIT, Peer, Pipe, engines, never_issued, owned, owner, until
 
 
 def ticket_of(engine: kvik.Engine) -> kvik.Ticket:
@@ -445,6 +445,29 @@ def test_closing_in_order_is_said_and_not_dialled() -> None:
         assert "in order" in next_of(events, "peer_lost", 5.0).reason
         (gone,) = engine.peers()
         assert (gone.state, gone.reconnecting) == ("dead", False)
+
+
+def succeeding(pipe: Pipe) -> None:
+    """Close an engine, start another at its address, close the first once more, and leave the other open."""
+    with kvik.Engine() as first:
+        old = ticket_of(first)
+        first.close()
+        second = kvik.Engine(listen=old.addresses[0])
+        assert second.id == old.engine_id
+    # A thread that never ends holds it: nothing but the end of the interpreter closes it.
+    threading.Thread(target=lambda _: threading.Event().wait(), args=(second,), daemon=True).start()
+    pipe.say(ticket=str(never_issued(second, kvik.Layout(1, 4096))))
+    pipe.hear()
+
+
+def test_an_engine_that_is_closed_again_leaves_its_successor_to_be_closed_in_order() -> None:
+    with engines() as start, Peer(succeeding) as peer:
+        engine = start()
+        engine.explain(peer.hear()["ticket"])
+        events = engine.events()
+        peer.say(do="bye")
+        assert "in order" in next_of(events, "peer_lost", 5.0).reason
+        assert peer.end() == 0
 
 
 def test_every_kind_is_in_the_documentation() -> None:

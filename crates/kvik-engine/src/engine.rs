@@ -195,7 +195,7 @@ impl Engine {
         };
         let cell = Arc::new(GrantCell { tag: Tag::new(&options.tag), end: End::default() });
         // First, so that its end finds it, however soon that comes.
-        inner.grants.add(id, cell.clone(), slot, lease);
+        inner.grants.add(id, cell.clone(), slot, lease)?;
         let given = base.node(|node, now| match &after {
             None => node.grants().give(id, offer, now),
             Some(_) => node.grants().give_later(id, offer, now),

@@ -11,9 +11,11 @@ use crate::end::End;
 use crate::events::Event;
 use crate::sync::lock;
 use crate::tag::Tag;
-use kvik_core::{GrantId, GrantState};
+use kvik_core::{GrantId, GrantState, Result};
 use kvik_host::FenceSlot;
 use kvik_host::clock::boottime;
+use kvik_proto::already_given;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -60,6 +62,15 @@ impl Table {
         self.untold.remove(&(quarantine.tell_at.take()?, id));
         Some(Event::PagesQuarantined(id, quarantine.pages))
     }
+
+    /// Nothing is kept of a grant any more, and nothing told.
+    fn remove(&mut self, id: GrantId) -> Option<Given> {
+        let given = self.given.remove(&id)?;
+        if let Some(Quarantine { tell_at: Some(at), .. }) = given.quarantine {
+            self.untold.remove(&(at, id));
+        }
+        Some(given)
+    }
 }
 
 impl Grants {
@@ -67,14 +78,24 @@ impl Grants {
         Grants { base, table: Mutex::default() }
     }
 
-    pub fn add(&self, id: GrantId, cell: Arc<GrantCell>, slot: FenceSlot, lease: Lease) {
-        let given = Given { cell, quarantine: None, _slot: slot, _lease: lease };
-        lock(&self.table).given.insert(id, given);
+    /// A grant is about to be given. One that has its id keeps its slot: while it is open, that must not become
+    /// somebody else's.
+    ///
+    /// # Errors
+    /// `InvalidArgument` for the id of a grant that is open.
+    pub fn add(&self, id: GrantId, cell: Arc<GrantCell>, slot: FenceSlot, lease: Lease) -> Result<()> {
+        match lock(&self.table).given.entry(id) {
+            Entry::Occupied(_) => Err(already_given(id)),
+            Entry::Vacant(place) => {
+                place.insert(Given { cell, quarantine: None, _slot: slot, _lease: lease });
+                Ok(())
+            }
+        }
     }
 
-    /// It was not given.
+    /// It was not given. For who has added it, and nobody else.
     pub fn forget(&self, id: GrantId) {
-        lock(&self.table).given.remove(&id);
+        lock(&self.table).remove(id);
     }
 
     /// A grant is over, but not its use, unless its end was dealt with before.
@@ -90,16 +111,7 @@ impl Grants {
     /// A grant has ended: its pages are the owner's again.
     pub fn ended(&self, id: GrantId, state: GrantState) {
         let Base { setup, observers, progress, .. } = &*self.base;
-        let given = {
-            let table = &mut *lock(&self.table);
-            let given = table.given.remove(&id);
-            if let Some(Quarantine { tell_at: Some(at), .. }) =
-                given.as_ref().and_then(|one| one.quarantine.as_ref())
-            {
-                table.untold.remove(&(*at, id));
-            }
-            given
-        };
+        let given = lock(&self.table).remove(id);
         observers.metrics.grant_ended(state);
         if let Some(Given { cell, quarantine, .. }) = given {
             cell.end.set(Ok(state));
@@ -143,7 +155,7 @@ mod tests {
         let base = Arc::new(Base::new(Setup::new(Config::default(), Vec::new()).unwrap()).unwrap());
         let (slot, lease) = (base.fence.slot().unwrap(), base.budget.take(1, "a grant").unwrap());
         let grants = Grants::new(base);
-        grants.add(id, Arc::new(GrantCell { tag: Tag::new(""), end: End::default() }), slot, lease);
+        grants.add(id, Arc::new(GrantCell { tag: Tag::new(""), end: End::default() }), slot, lease).unwrap();
         grants
     }
 
@@ -169,6 +181,21 @@ mod tests {
         assert_eq!(told(&grants, user), ["pages_returned", "grant_ended"]);
         // The end was dealt with before the beginning: nothing is left of it.
         grants.begin_quarantine(id, 5);
+        assert_eq!((grants.next_quarantine(), lock(&grants.table).given.len()), (None, 0));
+    }
+
+    #[test]
+    fn an_open_grant_keeps_its_id_and_of_one_that_was_not_given_nothing_is_told() {
+        let id = GrantId([7; 16]);
+        let grants = grants(id);
+        let (slot, lease) =
+            (grants.base.fence.slot().unwrap(), grants.base.budget.take(1, "a grant").unwrap());
+        let cell = Arc::new(GrantCell { tag: Tag::new(""), end: End::default() });
+        let error = grants.add(id, cell, slot, lease).unwrap_err();
+        assert_eq!(error.text, already_given(id).text);
+        // What is told of the end of an earlier one with its id may be late.
+        grants.begin_quarantine(id, 5);
+        grants.forget(id);
         assert_eq!((grants.next_quarantine(), lock(&grants.table).given.len()), (None, 0));
     }
 

@@ -211,6 +211,12 @@ impl<R> Flow<R> {
         }
     }
 
+    /// Whether the peer may have read all of it without this side's knowledge: a flow that was stopped takes no note of
+    /// the slots that the peer is through with. A write's bytes this side has placed itself.
+    pub fn was_read_unheard(&self) -> bool {
+        self.stop.is_some() && self.lending.is_some() && self.op == Op::Read
+    }
+
     /// The peer has no operation in flight on this side's pages any more, or cannot have any.
     pub fn close_reach(&mut self) {
         if let Work::Expose(reach) = &mut self.work {

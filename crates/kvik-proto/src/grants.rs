@@ -41,6 +41,11 @@ struct Ending {
     stopped: bool,
 }
 
+/// Why a grant is not given: its id is not new.
+pub fn already_given(id: GrantId) -> Error {
+    Error::new(Code::InvalidArgument, format!("grant {id} was already given; every grant takes a new id"))
+}
+
 /// All grants of an engine.
 pub(crate) struct Grants<R> {
     entries: BTreeMap<GrantId, Entry<R>>,
@@ -67,10 +72,7 @@ impl<R: Clone> Grants<R> {
     /// Adds a live grant, ready or not.
     pub fn insert(&mut self, id: GrantId, offer: Offer<R>, ready: bool) -> Result<()> {
         if self.entries.contains_key(&id) || self.marks.contains_key(&id) {
-            return Err(Error::new(
-                Code::InvalidArgument,
-                format!("grant {id} was already given; every grant takes a new id"),
-            ));
+            return Err(already_given(id));
         }
         let (expires, uses) = (offer.expires, offer.uses);
         let given = Arc::new(Given::new(id, offer)?);

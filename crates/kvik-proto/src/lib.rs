@@ -54,6 +54,7 @@ pub use frame::{
 };
 
 pub use granting::GrantCalls;
+pub use grants::already_given;
 pub use handshake::{
     Binding, Established, Facts, Greeting, Handshake, Identity, Join, JoinKind, Local, Nonce, Secret,
     SessionKey, VERSIONS, joined, read_joined, refusal,

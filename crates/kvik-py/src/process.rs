@@ -56,10 +56,11 @@ impl Process {
         lock(&self.engines).push(engine.clone());
     }
 
-    /// Forgets an engine that was closed.
+    /// Forgets an engine that was closed. One that was started at its addresses since has its id, and stays.
     pub fn closed(&self, engine: &Engine) {
-        let id = engine.id();
-        lock(&self.engines).retain(|other| other.id() != id);
+        let start = |engine: &Engine| (engine.id(), engine.incarnation());
+        let closed = start(engine);
+        lock(&self.engines).retain(|other| start(other) != closed);
     }
 
     /// Closes all engines at once, so that together they take no longer than one.

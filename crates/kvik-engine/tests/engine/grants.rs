@@ -209,3 +209,25 @@ fn a_use_is_confirmed_and_extended_without_moving_anything() {
     assert_eq!((released.bytes, &released.checks[..]), (0, &["grant"][..]));
     assert_eq!(grant.wait(PATIENCE), Some(GrantState::Consumed));
 }
+
+#[test]
+fn an_id_that_a_live_grant_has_is_refused_and_the_grant_stays_as_it_was() {
+    let (owner, reader) = (engine(Preference::Local), engine(Preference::Local));
+    let (there, here) = (region(&owner, 2, 1), region(&reader, 2, 2));
+    let first = owner.grant(&all(&there), many()).unwrap();
+    let again = || GrantOptions { id: Some(first.id()), ..many() };
+    let error = owner.grant(&all(&there), again()).map(|_| ()).unwrap_err();
+    assert_eq!(error.code, Code::InvalidArgument);
+    assert!(error.text.contains(&first.id().to_string()), "{error}");
+    // Its slot is its own still, also for a grant that comes later.
+    let other = owner.grant(&all(&there), many()).unwrap();
+    read(&reader, &all(&here), first.ticket()).unwrap();
+    check(&there, &[0, 1], &here, &[0, 1]);
+    other.revoke(PATIENCE).unwrap();
+    read(&reader, &all(&here), first.ticket()).unwrap();
+    first.revoke(PATIENCE).unwrap();
+    assert_eq!(first.wait(Duration::from_secs(1)), Some(GrantState::Revoked));
+    // One that is over is refused in the same words, and nothing is left of the attempt.
+    assert_eq!(owner.grant(&all(&there), again()).map(|_| ()).unwrap_err().text, error.text);
+    there.close(PATIENCE).unwrap();
+}

@@ -53,9 +53,9 @@ impl<R> Flows<R> {
         self.open.keys().copied().collect()
     }
 
-    /// The class of one that is open.
-    pub fn class_of(&self, transfer: u64) -> Class {
-        self.open.get(&transfer).map_or_else(Class::default, |flow| flow.class)
+    /// The class of one that is open. What is not takes no turn.
+    pub fn class_of(&self, transfer: u64) -> Option<Class> {
+        self.open.get(&transfer).map(|flow| flow.class)
     }
 
     /// Who takes part in a grant by one of them, where that cannot be asked of the connection any more.

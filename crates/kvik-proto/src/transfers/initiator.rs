@@ -253,10 +253,11 @@ impl<R: Clone> Transfers<R> {
         };
         self.next += 1;
         count_readers(open.grant, &given, open.readers, cx);
-        if flow.source.is_some() {
+        let copies = flow.source.is_some();
+        self.flows.insert(flow);
+        if copies {
             self.queue_copy(key.1, cx);
         }
-        self.flows.insert(flow);
         self.settle(key.1, cx);
         Ok(key)
     }

@@ -161,6 +161,12 @@ impl<R: Clone> Transfers<R> {
                 flow.close_reach();
                 self.settle(transfer, cx);
             }
+            // It has crossed a stop, after which nobody listened to what it says of its slots.
+            Ok(()) if flow.was_read_unheard() => {
+                flow.peer_ended = true;
+                flow.close_reach();
+                self.settle(transfer, cx);
+            }
             Ok(()) => {
                 let text = format!("the peer called transfer {transfer} a success before it was one");
                 return Err(Error::new(Code::ProtocolError, text));

@@ -70,8 +70,8 @@ impl<R: Clone> Transfers<R> {
 
     /// The transfer has something to post, and takes its turn.
     pub(super) fn queue_post(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
-        if cx.is_live() {
-            self.turns.posting.push_once(self.flows.class_of(transfer), transfer);
+        if let Some(class) = self.flows.class_of(transfer).filter(|_| cx.is_live()) {
+            self.turns.posting.push_once(class, transfer);
             cx.tell(Event::Post(self.session));
         }
     }

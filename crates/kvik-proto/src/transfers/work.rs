@@ -279,15 +279,15 @@ impl<R: Clone> Transfers<R> {
 
     /// The transfer has something to send, and takes its turn.
     pub(super) fn queue_send(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
-        if cx.is_live() {
-            self.turns.sending.push(self.flows.class_of(transfer), transfer);
+        if let Some(class) = self.flows.class_of(transfer).filter(|_| cx.is_live()) {
+            self.turns.sending.push(class, transfer);
             cx.tell(Event::Send(self.session));
         }
     }
 
     /// The transfer has something to copy, and takes its turn.
     pub(super) fn queue_copy(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
-        let class = self.flows.class_of(transfer);
+        let Some(class) = self.flows.class_of(transfer) else { return };
         self.turns.copying.push(class, transfer);
         self.want_copy(class, cx);
     }

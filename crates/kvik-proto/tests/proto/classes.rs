@@ -4,7 +4,7 @@
 use crate::memory::{Mem, view};
 use crate::world::{Action, World, layout};
 use kvik_core::{Class, Right, Use};
-use kvik_proto::{Batch, Claim, Event, FlowKey, Op, Path, WorkOutcome, WorkRequest};
+use kvik_proto::{Batch, Claim, Event, FlowKey, OWN_SESSION, Op, Path, WorkOutcome, WorkRequest};
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -131,6 +131,27 @@ fn a_handover_that_comes_while_bulk_is_under_way_is_next() {
         let before = count(&taken[..last], |(class, _)| *class == BULK);
         assert!(before * 8 <= last + 1, "{op:?} {path:?}: {before} chunks of bulk went before it");
         assert_eq!(count(&taken, |(class, _)| *class == HANDOVER) as u64, BYTES / CHUNK);
+    }
+}
+
+#[test]
+fn copies_within_an_engine_are_served_by_their_class() {
+    let (mut world, layout) = (World::new(1, 5), layout((BYTES / PAGE) as u32, PAGE));
+    let pages = view(&layout, &(0..(BYTES / PAGE) as u32).collect::<Vec<_>>());
+    let grant = world.grant(0, &Mem::for_layout(&layout, 2), &pages, Right::Read, Use::Many);
+    for class in [BULK, HANDOVER] {
+        let here = Mem::for_layout(&layout, 1);
+        let mut open = world.open(0, grant, Op::Read, Path::Memory, Some((&here, &pages)));
+        (open.class, open.chunk, open.sums) = (class, CHUNK, false);
+        world.begin(0, OWN_SESSION, open);
+    }
+    let (now, node) = (world.now, &mut world.peers[0].node);
+    let mut first = 0;
+    while first < FIRST {
+        let request = node.next_copy(now).expect("something waits");
+        assert_eq!(request.id.class(), HANDOVER, "after {first} bytes");
+        first += request.part.end - request.part.start;
+        node.work_done(request.id, WorkOutcome::Done { extents: 1, verify: Duration::ZERO });
     }
 }
 

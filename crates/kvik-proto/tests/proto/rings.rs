@@ -174,6 +174,30 @@ fn slots_of_a_transfer_that_was_stopped_are_held_until_nothing_is_in_flight() {
 }
 
 #[test]
+fn a_success_that_crosses_a_revoke_ends_its_transfer_and_not_the_session() {
+    let mut s = scene(Op::Read, 4);
+    let key = s.begin(Op::Read);
+    for _ in 0..2 {
+        let request = s.post().unwrap();
+        s.done(&request, DONE);
+    }
+    let last = s.post().unwrap();
+    // The owner has said so, and it has not come when the reader is through.
+    let grant = s.grant;
+    s.world.end_grant(1, grant, GrantState::Revoked);
+    assert_eq!(s.ring.holder(place(&last)), Some(key), "a NIC may reach it still");
+    s.done(&last, DONE);
+    assert_eq!(s.world.outcome(0, key), Some(Ok(())));
+    assert_eq!(s.world.peers[1].ended.get(&grant), Some(&GrantState::Revoked));
+    assert_eq!(s.ring.free(), SLOTS);
+    for peer in &s.world.peers {
+        assert!(peer.downs.is_empty(), "{:?}", peer.downs);
+    }
+    s.world.assert_quiet();
+    s.world.assert_no_leak();
+}
+
+#[test]
 fn a_slot_that_an_owners_copy_has_is_held_after_the_peer_has_answered() {
     let mut s = scene(Op::Read, 4);
     s.world.peers[1].hold = true;
@@ -230,4 +254,9 @@ fn what_no_peer_says_of_slots_ends_the_session() {
         // Of a transfer that has ended nobody minds it.
         assert_eq!(told(op, 0, &|transfer| Frame::Lent { transfer: transfer + 2, at: 0, place: 0 }), None);
     }
+    // What was written the owner knows, also when it has stopped.
+    let mut s = scene(Op::Write, 4);
+    let (grant, (_, transfer)) = (s.grant, s.begin(Op::Write));
+    s.world.end_grant(1, grant, GrantState::Revoked);
+    assert_eq!(s.inject(1, &Frame::End { transfer, outcome: Ok(()) }), wrong);
 }

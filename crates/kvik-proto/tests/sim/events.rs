@@ -1,10 +1,14 @@
 //! What nodes say: outcomes that are checked as they come, and memory that goes back to its owner.
 
+use crate::coverage::Fault;
 use crate::engine::ms;
 use crate::memory::content;
 use crate::world::World;
 use kvik_core::{Code, GrantId, GrantState, Right, Use};
 use kvik_proto::{Event, Finished, Op};
+
+/// After these faults a session may hear what its peer has never said.
+const FORGED: u32 = 1 << Fault::Duplicate as u32 | 1 << Fault::Corrupt as u32;
 
 impl World {
     /// Takes what a node has to say.
@@ -35,8 +39,12 @@ impl World {
             Event::Finished(finished) => self.on_finished(at, finished),
             Event::GrantEnded(id, state) => self.on_grant_ended(at, id, state),
             Event::Raise(slot) => self.engines[at].process.raise(slot),
-            Event::SessionDown(session, _) => {
+            Event::SessionDown(session, error) => {
                 let link = self.by_session[&session];
+                assert!(
+                    error.code != Code::ProtocolError || self.links[link].faults & FORGED != 0,
+                    "engine {at} ended session {session} for what its peer said, and nobody had forged it: {error}"
+                );
                 let side = self.links[link].side(at);
                 self.links[link].closed[side] = true;
                 self.links[link].channels.cut(side);
