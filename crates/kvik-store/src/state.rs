@@ -455,8 +455,7 @@ impl State {
             if !self.admits(share, id, new) {
                 return Ok(Err(Cause::NotAdmitted));
             }
-            let fullest = (0..self.shares.len()).max_by_key(|at| self.shares[*at].used).unwrap_or(share);
-            let Some(freed) = self.evict(fullest) else { break };
+            let Some(freed) = self.evict_for(share) else { break };
             if self.slabs.class(freed) != Some(class) {
                 self.empty(freed.slab);
             }
@@ -471,6 +470,19 @@ impl State {
             && node.pins == 0
             && node.kept_until == 0
             && (node.place != 0 || node.object != 0 || !index.has_children(id))
+    }
+
+    /// A block goes for one of this share; the slot that it had. Those without a quota have what is left, so theirs go
+    /// first, and no others for theirs.
+    fn evict_for(&mut self, share: usize) -> Option<Slot> {
+        let freed = self.evict(0);
+        if freed.is_some() || share == 0 {
+            return freed;
+        }
+        // There is less than the quotas promise: who has most of its own makes room.
+        let left = |at: &usize| self.shares[*at].quota.unwrap_or(0).saturating_sub(self.shares[*at].used);
+        let most = (1..self.shares.len()).filter(|at| self.shares[*at].used > 0).min_by_key(left)?;
+        self.evict(most)
     }
 
     /// The next block of a share goes; the slot that it had.
