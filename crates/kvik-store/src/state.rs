@@ -40,11 +40,10 @@ pub(crate) struct Filling {
     pub slot: Slot,
 }
 
-/// What a block that was taken out was called, and where it lies below.
+/// What a block that was taken out was called, and where it lies in the object store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gone {
     pub key: BlockKey,
-    pub place: u64,
     pub object: u64,
 }
 
@@ -367,12 +366,12 @@ impl State {
 
     // ---- going ----
 
-    /// Takes a block out, and all that come after it: what they were called, and where they lie below. Who reads one
-    /// of them goes on reading, and who is bringing one finds out at its end.
+    /// Takes a block out, and all that come after it: what they were called. Who reads one of them goes on reading, and
+    /// who is bringing one finds out at its end.
     pub fn forget(&mut self, id: Id) -> Vec<Gone> {
         let family = self.index.family(id);
         let take_out = |id: Id| {
-            let Node { key, place, object, life, namespace, .. } = *self.index.node(id);
+            let Node { key, object, life, namespace, .. } = *self.index.node(id);
             self.freed.extend((object != 0).then_some(Place(object)));
             if life == Life::Resident {
                 let share = self.share(namespace);
@@ -382,7 +381,7 @@ impl State {
             if matches!(life, Life::Resident | Life::Below) {
                 self.settle(id);
             }
-            Gone { key, place, object }
+            Gone { key, object }
         };
         family.into_iter().map(take_out).collect()
     }
@@ -422,6 +421,11 @@ impl State {
                 self.forget(id);
             }
         }
+    }
+
+    /// Whether some namespace has a block with this key.
+    pub fn knows(&self, key: &BlockKey) -> bool {
+        (0..self.tenants.namespaces().len() as u16).any(|namespace| self.index.find(namespace, key).is_some())
     }
 
     // ---- room ----
