@@ -9,6 +9,8 @@
 //!                                         Below -> Loading        remove: Leaving until nobody reads it
 //! ```
 //!
+//! A block whose tier does not give it goes from Below to Filling when it is put again, and back there when it is abandoned.
+//!
 //! Invariants:
 //! - Only [`Filling`] gives access to a slot before its block is published, and there is one of it for each such block;
 //!   only [`State::pin`] gives access afterwards, and to resident blocks only. So bytes that are not whole and summed
@@ -143,14 +145,25 @@ impl State {
 
     // ---- coming ----
 
-    /// Looks at a block that somebody wants to bring, behind `parent`.
+    /// Looks at a block that somebody wants to bring, behind `parent`. One that lies below is here, unless it is to be
+    /// brought `again`.
     ///
     /// # Errors
     /// The machine has no memory.
-    pub fn reserve(&mut self, namespace: u16, parent: Option<Id>, key: BlockKey) -> Result<Reserved> {
+    pub fn reserve(
+        &mut self,
+        namespace: u16,
+        parent: Option<Id>,
+        key: BlockKey,
+        again: bool,
+    ) -> Result<Reserved> {
         if let Some(id) = self.index.find(namespace, &key) {
             return Ok(match self.index.node(id).life {
                 Life::Filling => Reserved::Busy,
+                Life::Below if again => match self.begin(id, Life::Filling)? {
+                    Ok(filling) => Reserved::New(filling),
+                    Err(cause) => Reserved::NoRoom(cause),
+                },
                 _ => Reserved::Here,
             });
         }
@@ -184,12 +197,17 @@ impl State {
         if self.index.node(id).life != Life::Below {
             return Ok(None);
         }
-        self.index.node_mut(id).life = Life::Loading;
-        let placed = self.place(id, false);
+        Ok(self.begin(id, Life::Loading)?.ok())
+    }
+
+    /// Begins to bring a block that lies below, from there or by a put.
+    fn begin(&mut self, id: Id, life: Life) -> Result<Result<Filling, Cause>> {
+        self.index.node_mut(id).life = life;
+        let placed = self.place(id, life == Life::Filling);
         if !matches!(placed, Ok(Ok(_))) {
             self.index.node_mut(id).life = Life::Below;
         }
-        Ok(placed?.ok().map(|slot| Filling { id, slot }))
+        Ok(placed?.map(|slot| Filling { id, slot }))
     }
 
     /// The bytes are there, and summed: whoever asks for the block gets it from now on. False when it was removed
@@ -207,7 +225,7 @@ impl State {
         if !loaded {
             node.used_at = now;
         }
-        (node.life, node.sum, node.listed) = (Life::Resident, sum, false);
+        (node.life, node.sum, node.listed, node.failed) = (Life::Resident, sum, false, false);
         let namespace = node.namespace;
         let bytes = self.shape(namespace).bytes();
         let of = self.figures_of(namespace);
@@ -220,18 +238,19 @@ impl State {
     /// are bringing behind it goes with it.
     pub fn abandon(&mut self, filling: Filling) {
         let Filling { id, .. } = filling;
-        match self.index.node(id).life {
-            Life::Loading => {
+        let Node { life, place, object, .. } = *self.index.node(id);
+        match life {
+            Life::Filling if place == 0 && object == 0 => {
+                self.forget(id);
+                self.settle(id);
+            }
+            Life::Loading | Life::Filling => {
                 self.free_slot(id);
                 self.index.node_mut(id).life = Life::Below;
                 // What it was brought from may have let go of it meanwhile.
                 if self.index.node(id).is_lost() {
                     self.counts.dropped += self.forget(id).len() as u64;
                 }
-            }
-            Life::Filling => {
-                self.forget(id);
-                self.settle(id);
             }
             _ => self.settle(id),
         }

@@ -412,7 +412,7 @@ pub(crate) mod tests {
 
     pub fn put(store: &Store) -> Id {
         let mut state = store.state();
-        let Ok(Reserved::New(filling)) = state.reserve(0, None, KEY) else { panic!("no room") };
+        let Ok(Reserved::New(filling)) = state.reserve(0, None, KEY, false) else { panic!("no room") };
         let pages = state.slabs.pages(filling.slot.slab, [filling.slot.slot].into()).unwrap();
         let (id, sums) = (filling.id, pages.sums(shape().summed_layers()).unwrap());
         assert!(state.publish(filling, entry::sum_of(&sums)));

@@ -139,6 +139,13 @@ fn reads_fail(asking: &Asking, disk: &Disk) {
     assert_eq!(stat.corrupt, 0);
     let stored = soon(|| asking.put(&prompt(200), Ack::Stored, PATIENCE)).unwrap();
     assert_eq!((stored.stored, asking.there(200)), (3, 3));
+    // Put again, it is given from memory.
+    for number in &missed[..5] {
+        becomes(|| {
+            asking.put(&prompt(*number), Ack::Stored, PATIENCE).unwrap();
+            asking.there(*number) == 3
+        });
+    }
     disk.is_well();
     missed.iter().for_each(|number| assert_eq!(asking.there(*number), 3, "prompt {number} is there again"));
 }
