@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 import ssl
 import time
@@ -77,6 +79,22 @@ def _post(etcd: Etcd, context: ssl.SSLContext, path: str, request: object, token
             time.sleep(0.05)  # it does not say when it listens
 
 
+def _asked(etcd: Etcd, path: str, request: object) -> Any:
+    asked = urllib.request.Request(f"http://{etcd.address}/v3/{path}", json.dumps(request).encode())
+    with urllib.request.urlopen(asked, timeout=LIMIT) as answer:  # noqa: S310 - http
+        return json.load(answer)
+
+
+def _key(name: str) -> dict[str, str]:
+    return {"key": base64.b64encode(f"kvik/store/{name}".encode()).decode()}
+
+
+def _lease(etcd: Etcd, name: str) -> str | None:
+    """What the key of a server with this name hangs on, if it is there."""
+    found = _asked(etcd, "kv/range", _key(name)).get("kvs")
+    return found[0]["lease"] if found else None
+
+
 def _names(rig: Rig) -> set[str]:
     return {member.name for member in rig.store.members()}
 
@@ -121,6 +139,32 @@ def test_a_server_keeps_the_name_that_it_was_given(etcd: Etcd, tmp_path: Path) -
         becomes(lambda: _names(rig) == both)
         becomes(lambda: [rig.got(some) for some in keys] == [16] * 20)
         del rig.bytes
+
+
+def test_a_server_whose_key_was_deleted_enters_itself_again(etcd: Etcd) -> None:
+    with Served("--etcd", etcd.url) as one:
+        becomes(lambda: _lease(etcd, one.address) is not None)
+        held = _lease(etcd, one.address)
+        assert _asked(etcd, "kv/deleterange", _key(one.address))["deleted"] == "1"
+        becomes(lambda: _lease(etcd, one.address) == held)
+
+
+def test_a_name_stays_with_who_has_it_when_one_that_had_it_ends(etcd: Etcd) -> None:
+    with contextlib.ExitStack() as stack:
+        one = stack.enter_context(Served("--etcd", etcd.url))
+        name = one.address
+        becomes(lambda: _lease(etcd, name) is not None)
+        with one.stopped():
+            becomes(lambda: _lease(etcd, name) is None)
+            two = stack.enter_context(Served("--etcd", etcd.url, "--etcd-name", name))
+            becomes(lambda: _lease(etcd, name) is not None)
+            held = _lease(etcd, name)
+        # It has a lease again.
+        becomes(lambda: len(_asked(etcd, "lease/leases", {}).get("leases", ())) == 2)
+        one.end()
+        assert _lease(etcd, name) == held
+        two.end()
+        assert _lease(etcd, name) is None
 
 
 def test_a_name_in_etcd_needs_an_etcd() -> None:

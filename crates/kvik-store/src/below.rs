@@ -3,6 +3,8 @@
 //!
 //! Invariant: no lock of the store is held while the tier is called.
 
+mod early;
+
 use crate::crew::{Crew, Work};
 use crate::figures::Where;
 use crate::object::{ObjectOptions, Objects};
@@ -13,9 +15,9 @@ use crate::tenants::Known;
 use crate::tier::{Found, Identity, Place, Tier, TierOwner};
 use crate::write::Soon;
 use crate::{BlockKey, Log, NamespaceId, Shape};
+use early::Early;
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
-use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -66,35 +68,6 @@ pub(crate) struct Blocks {
     early: Early,
 }
 
-/// Blocks that were found in a tier before the one that they come after.
-pub(crate) struct Early {
-    tier: Where,
-    waiting: Mutex<HashMap<BlockKey, Vec<(Identity, Place)>>>,
-}
-
-impl Early {
-    pub fn of(tier: Where) -> Early {
-        Early { tier, waiting: Mutex::default() }
-    }
-
-    /// Enters a block that was found, and those that have waited for it.
-    pub fn enter(&self, state: &Mutex<State>, identity: &Identity, place: Place) {
-        let mut all = vec![(*identity, place)];
-        while let Some((identity, place)) = all.pop() {
-            if lock(state).found(&identity, self.tier, place) {
-                all.extend(lock(&self.waiting).remove(&identity.key).unwrap_or_default());
-            } else if let Some(parent) = identity.parent {
-                lock(&self.waiting).entry(parent).or_default().push((identity, place));
-            }
-        }
-    }
-
-    /// All was told: what comes after a block that was not found is nobody's.
-    pub fn left(&self) -> impl Iterator<Item = Place> + use<> {
-        std::mem::take(&mut *lock(&self.waiting)).into_values().flatten().map(|(_, place)| place)
-    }
-}
-
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -135,8 +108,12 @@ impl TierOwner for Blocks {
         match found {
             Found::Namespace(id, meaning) => self.found_namespace(id, meaning),
             Found::Block(identity, place) => self.early.enter(&self.state, &identity, place),
-            Found::Removed(key) => lock(&self.state).forget_key(&key),
+            Found::Removed(key) => {
+                self.early.forget(&key);
+                lock(&self.state).forget_key(&key);
+            }
             Found::NamespaceRemoved(id) => {
+                self.early.forget_namespace(&id);
                 let mut state = lock(&self.state);
                 if let Some(number) = state.tenants.find(&id) {
                     state.forget_all(|namespace| namespace == number);
@@ -337,9 +314,9 @@ impl Store {
     /// # Errors
     /// What the tier says, `DeadlineExceeded`; the blocks are gone from memory all the same.
     pub fn remove_below(&self, gone: &[Gone]) -> Result<()> {
-        let written: Vec<BlockKey> =
-            gone.iter().filter(|gone| gone.place != 0).map(|gone| gone.key).collect();
-        self.say(written, |log, key, within| log.remove(key, within))
+        // One without a place may be in the log all the same: it is being written, or its disk has failed to sync it.
+        let gone: Vec<BlockKey> = gone.iter().map(|gone| gone.key).collect();
+        self.say(gone, |log, key, within| log.remove(key, within))
     }
 
     /// The same for whole namespaces.

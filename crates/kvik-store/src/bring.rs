@@ -260,6 +260,8 @@ impl Store {
                     level,
                     "block {key} is not served from the tier {tier_name}: {error} ({corrupt} wrong blocks so far)"
                 );
+                // Until it comes it may be put again.
+                state.index.node_mut(filling.id).failed = !wrong;
                 state.abandon(filling);
                 // Where it was copied to meanwhile it is another record, of which nothing is known yet.
                 if wrong && let Some(id) = state.at(identity, tier, place) {

@@ -7,7 +7,7 @@
 
 use crate::BlockKey;
 use crate::figures::Cause;
-use crate::index::Id;
+use crate::index::{Id, Life};
 use crate::state::{Filling, Reserved};
 use crate::store::{Store, check_keys};
 use crate::sums::{summed_layers, sums_after};
@@ -54,7 +54,8 @@ struct Group {
 }
 
 impl Store {
-    /// Looks at the blocks of a put, which follow one another behind `parent`. Those that are new are to be brought.
+    /// Looks at the blocks of a put, which follow one another behind `parent`. Those that are new are to be brought, and
+    /// those below from the first one on that its tier does not give at present: no get goes beyond that.
     ///
     /// # Errors
     /// `InvalidArgument` for no keys, or too many; the machine has no memory.
@@ -65,6 +66,8 @@ impl Store {
         keys: &[BlockKey],
     ) -> Result<Reservation> {
         check_keys(keys)?;
+        let stopped = self.below().is_some_and(|below| below.pulse.left().is_zero());
+        let shut = self.far().is_some_and(|far| far.objects.is_shut());
         let (store, keys) = (self.clone(), keys.to_vec());
         let mut all =
             Reservation { store, namespace, parent, keys, new: VecDeque::new(), found: Stored::default() };
@@ -79,8 +82,13 @@ impl Store {
                 return Ok(all);
             }
         }
+        let mut again = false;
         for (at, key) in all.keys.iter().enumerate() {
-            match state.reserve(namespace, before, *key) {
+            again |= state.index.find(namespace, key).is_some_and(|id| {
+                let node = state.index.node(id);
+                node.life == Life::Below && (node.failed || if node.place != 0 { stopped } else { shut })
+            });
+            match state.reserve(namespace, before, *key, again) {
                 Ok(Reserved::Here) => all.found.known += 1,
                 Ok(Reserved::Busy) => {
                     all.found.known += 1;
@@ -258,5 +266,40 @@ impl Store {
         let mut state = self.state();
         state.figures.refuse(Cause::Lost, fillings.len() as u64);
         fillings.into_iter().rev().for_each(|filling| state.abandon(filling));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::write::tests::{KEY, open, put, write};
+
+    #[test]
+    fn a_put_of_what_does_not_come_from_below_brings_it_or_leaves_it_there() {
+        let folder = std::env::temp_dir().join(format!("kvik-store-again-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&folder));
+        let store = open(&folder);
+        write(&store, put(&store), |_| {});
+        drop(store);
+        let store = open(&folder);
+        let found = |store: &Store| {
+            let reservation = store.reserve(0, None, &[KEY]).unwrap();
+            (reservation.found.known, reservation.new.len())
+        };
+        assert_eq!(found(&store), (1, 0));
+        let id = store.state().index.find(0, &KEY).unwrap();
+        store.state().index.node_mut(id).failed = true;
+        // A reservation that is dropped has brought nothing.
+        assert_eq!((found(&store), found(&store)), ((0, 1), (0, 1)));
+        assert_eq!(store.state().index.node(id).life, Life::Below);
+        assert!(!store.is_in_memory(0, &KEY) && store.is_there(0, &KEY));
+        let mut reservation = store.reserve(0, None, &[KEY]).unwrap();
+        let (_, filling) = reservation.new.pop_front().unwrap();
+        assert!(store.state().publish(filling, 1));
+        drop(reservation);
+        assert!(store.is_in_memory(0, &KEY));
+        assert_eq!((found(&store), store.state().index.node(id).failed), ((1, 0), false));
+        drop(store);
+        drop(std::fs::remove_dir_all(&folder));
     }
 }

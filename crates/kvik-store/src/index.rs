@@ -24,7 +24,7 @@ const GROWTH: usize = 1 << 14;
 pub(crate) enum Life {
     /// There is none of this number.
     Free,
-    /// Its bytes are being brought for the first time.
+    /// Its bytes are being brought by a put.
     Filling,
     /// It lies in memory.
     Resident,
@@ -66,6 +66,8 @@ pub(crate) struct Node {
     pub used: bool,
     /// The policy knows that it is in memory.
     pub listed: bool,
+    /// It lies below, and did not come from there when it was asked for last.
+    pub failed: bool,
     parent: Id,
     child: Id,
     next: Id,
@@ -163,6 +165,7 @@ impl Index {
             life,
             used: false,
             listed: false,
+            failed: false,
             parent: parent.unwrap_or(NONE),
             child: NONE,
             next,
@@ -193,6 +196,7 @@ impl Index {
                 life: Life::Free,
                 used: false,
                 listed: false,
+                failed: false,
                 parent: NONE,
                 child: NONE,
                 next: NONE,

@@ -4,6 +4,7 @@ use crate::figures::{Where, Whole};
 use crate::fill::Stored;
 use crate::lend::Lent;
 use crate::lending::{Lender, Rest};
+use crate::link::DEADLINE;
 use crate::store::{Store, check_keys};
 use crate::tenants::Known;
 use crate::wire::scan::{Description, Page};
@@ -78,10 +79,15 @@ impl Loans {
     }
 }
 
-/// Until when what a client has so much time for may take, so that it hears of what is late within its time, and does not
+/// How long what a client has so much time for may take, so that it hears of what is late within its time, and does not
 /// take the store for gone.
+pub(crate) fn answered_within(time: Duration) -> Duration {
+    time - (time / 8).min(Duration::from_millis(500))
+}
+
+/// The same from now on.
 pub(crate) fn answered_by(time: Duration) -> Instant {
-    Instant::now() + time - (time / 8).min(Duration::from_millis(500))
+    Instant::now() + answered_within(time)
 }
 
 /// So much of what a client asks for as it is given.
@@ -135,7 +141,8 @@ impl Service {
             }
             Request::Prefetch { namespace, keys } => self.about(&namespace, |number| {
                 check_keys(&keys)?;
-                let (mut here, until) = (0, Instant::now() + LONGEST);
+                // A client waits for no answer longer; what is there by then is one.
+                let (mut here, until) = (0, came + answered_within(DEADLINE));
                 while let (more @ 1.., _) = self.store.bring_any(number, &keys[here..], until)? {
                     here += more;
                 }

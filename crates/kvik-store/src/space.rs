@@ -165,7 +165,8 @@ impl Space {
         }
     }
 
-    /// Has blocks brought into the store's memory; how many are there, from the first key on.
+    /// Has blocks brought into the store's memory; how many are there, from the first key on. A store that is slow
+    /// answers within five seconds, with what is there by then.
     ///
     /// # Errors
     /// As for [`Space::contains`].

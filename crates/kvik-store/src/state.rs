@@ -9,6 +9,8 @@
 //!                                         Below -> Loading        remove: Leaving until nobody reads it
 //! ```
 //!
+//! A block whose tier does not give it goes from Below to Filling when it is put again, and back there when it is abandoned.
+//!
 //! Invariants:
 //! - Only [`Filling`] gives access to a slot before its block is published, and there is one of it for each such block;
 //!   only [`State::pin`] gives access afterwards, and to resident blocks only. So bytes that are not whole and summed
@@ -40,11 +42,10 @@ pub(crate) struct Filling {
     pub slot: Slot,
 }
 
-/// What a block that was taken out was called, and where it lies below.
+/// What a block that was taken out was called, and where it lies in the object store.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gone {
     pub key: BlockKey,
-    pub place: u64,
     pub object: u64,
 }
 
@@ -144,14 +145,25 @@ impl State {
 
     // ---- coming ----
 
-    /// Looks at a block that somebody wants to bring, behind `parent`.
+    /// Looks at a block that somebody wants to bring, behind `parent`. One that lies below is here, unless it is to be
+    /// brought `again`.
     ///
     /// # Errors
     /// The machine has no memory.
-    pub fn reserve(&mut self, namespace: u16, parent: Option<Id>, key: BlockKey) -> Result<Reserved> {
+    pub fn reserve(
+        &mut self,
+        namespace: u16,
+        parent: Option<Id>,
+        key: BlockKey,
+        again: bool,
+    ) -> Result<Reserved> {
         if let Some(id) = self.index.find(namespace, &key) {
             return Ok(match self.index.node(id).life {
                 Life::Filling => Reserved::Busy,
+                Life::Below if again => match self.begin(id, Life::Filling)? {
+                    Ok(filling) => Reserved::New(filling),
+                    Err(cause) => Reserved::NoRoom(cause),
+                },
                 _ => Reserved::Here,
             });
         }
@@ -185,12 +197,17 @@ impl State {
         if self.index.node(id).life != Life::Below {
             return Ok(None);
         }
-        self.index.node_mut(id).life = Life::Loading;
-        let placed = self.place(id, false);
+        Ok(self.begin(id, Life::Loading)?.ok())
+    }
+
+    /// Begins to bring a block that lies below, from there or by a put.
+    fn begin(&mut self, id: Id, life: Life) -> Result<Result<Filling, Cause>> {
+        self.index.node_mut(id).life = life;
+        let placed = self.place(id, life == Life::Filling);
         if !matches!(placed, Ok(Ok(_))) {
             self.index.node_mut(id).life = Life::Below;
         }
-        Ok(placed?.ok().map(|slot| Filling { id, slot }))
+        Ok(placed?.map(|slot| Filling { id, slot }))
     }
 
     /// The bytes are there, and summed: whoever asks for the block gets it from now on. False when it was removed
@@ -208,7 +225,7 @@ impl State {
         if !loaded {
             node.used_at = now;
         }
-        (node.life, node.sum, node.listed) = (Life::Resident, sum, false);
+        (node.life, node.sum, node.listed, node.failed) = (Life::Resident, sum, false, false);
         let namespace = node.namespace;
         let bytes = self.shape(namespace).bytes();
         let of = self.figures_of(namespace);
@@ -221,18 +238,19 @@ impl State {
     /// are bringing behind it goes with it.
     pub fn abandon(&mut self, filling: Filling) {
         let Filling { id, .. } = filling;
-        match self.index.node(id).life {
-            Life::Loading => {
+        let Node { life, place, object, .. } = *self.index.node(id);
+        match life {
+            Life::Filling if place == 0 && object == 0 => {
+                self.forget(id);
+                self.settle(id);
+            }
+            Life::Loading | Life::Filling => {
                 self.free_slot(id);
                 self.index.node_mut(id).life = Life::Below;
                 // What it was brought from may have let go of it meanwhile.
                 if self.index.node(id).is_lost() {
                     self.counts.dropped += self.forget(id).len() as u64;
                 }
-            }
-            Life::Filling => {
-                self.forget(id);
-                self.settle(id);
             }
             _ => self.settle(id),
         }
@@ -367,12 +385,12 @@ impl State {
 
     // ---- going ----
 
-    /// Takes a block out, and all that come after it: what they were called, and where they lie below. Who reads one
-    /// of them goes on reading, and who is bringing one finds out at its end.
+    /// Takes a block out, and all that come after it: what they were called. Who reads one of them goes on reading, and
+    /// who is bringing one finds out at its end.
     pub fn forget(&mut self, id: Id) -> Vec<Gone> {
         let family = self.index.family(id);
         let take_out = |id: Id| {
-            let Node { key, place, object, life, namespace, .. } = *self.index.node(id);
+            let Node { key, object, life, namespace, .. } = *self.index.node(id);
             self.freed.extend((object != 0).then_some(Place(object)));
             if life == Life::Resident {
                 let share = self.share(namespace);
@@ -382,7 +400,7 @@ impl State {
             if matches!(life, Life::Resident | Life::Below) {
                 self.settle(id);
             }
-            Gone { key, place, object }
+            Gone { key, object }
         };
         family.into_iter().map(take_out).collect()
     }
@@ -424,6 +442,11 @@ impl State {
         }
     }
 
+    /// Whether some namespace has a block with this key.
+    pub fn knows(&self, key: &BlockKey) -> bool {
+        (0..self.tenants.namespaces().len() as u16).any(|namespace| self.index.find(namespace, key).is_some())
+    }
+
     // ---- room ----
 
     /// A slot for a block, if others can go for it; or why they cannot.
@@ -455,8 +478,7 @@ impl State {
             if !self.admits(share, id, new) {
                 return Ok(Err(Cause::NotAdmitted));
             }
-            let fullest = (0..self.shares.len()).max_by_key(|at| self.shares[*at].used).unwrap_or(share);
-            let Some(freed) = self.evict(fullest) else { break };
+            let Some(freed) = self.evict_for(share) else { break };
             if self.slabs.class(freed) != Some(class) {
                 self.empty(freed.slab);
             }
@@ -471,6 +493,19 @@ impl State {
             && node.pins == 0
             && node.kept_until == 0
             && (node.place != 0 || node.object != 0 || !index.has_children(id))
+    }
+
+    /// A block goes for one of this share; the slot that it had. Those without a quota have what is left, so theirs go
+    /// first, and no others for theirs.
+    fn evict_for(&mut self, share: usize) -> Option<Slot> {
+        let freed = self.evict(0);
+        if freed.is_some() || share == 0 {
+            return freed;
+        }
+        // There is less than the quotas promise: who has most of its own makes room.
+        let left = |at: &usize| self.shares[*at].quota.unwrap_or(0).saturating_sub(self.shares[*at].used);
+        let most = (1..self.shares.len()).filter(|at| self.shares[*at].used > 0).min_by_key(left)?;
+        self.evict(most)
     }
 
     /// The next block of a share goes; the slot that it had.

@@ -359,6 +359,8 @@ impl Source {
         // Somebody else may have written it meanwhile: the place that is known stays, so that whoever waits for one waits
         // for that.
         let known = if same { node.place_in(to) } else { None };
+        // One that was put again meanwhile is to be found: what is said of its key now would be said of it.
+        let removed = !same && !state.knows(key);
         match &written {
             Ok(Some(place)) if same && known.is_none() => state.note_written(id, to, *place),
             Ok(Some(place)) if to == Where::Object => state.freed.push(*place),
@@ -373,10 +375,86 @@ impl Source {
             state.counts.corrupt += 1;
             state.forget_key(key);
         }
-        if let (Ok(Some(_)), false, Some(tier), Where::Object) = (&written, same, store.tier(to), to) {
+        if let (Ok(Some(_)), true, Some(tier)) = (&written, removed, store.tier(to)) {
             // It was removed while it was written: a restart is not to find it.
-            tier.remove(key, PATIENCE)?;
+            let said = tier.remove(key, PATIENCE)?;
+            if to == Where::Log {
+                tier.sync(&[said], PATIENCE)?;
+            }
         }
         written.map(|place| place.map(|place| known.unwrap_or(place)))
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::state::Reserved;
+    use crate::{Log, LogOptions, NamespaceId, Shape, StoreOptions, entry};
+    use kvik_engine::{Config, Engine};
+    use std::path::Path;
+
+    const NAMESPACE: NamespaceId = NamespaceId([1; 32]);
+    pub const KEY: BlockKey = BlockKey([2; 32]);
+
+    fn shape() -> Shape {
+        Shape::new(1, 1, 4096).unwrap()
+    }
+
+    /// A store that no thread serves: what is written is written here.
+    pub fn open(folder: &Path) -> Store {
+        let log = Some((folder.to_owned(), LogOptions::new(8 << 20)));
+        let options = StoreOptions { memory: 1 << 20, log, ..StoreOptions::default() };
+        let store = Store::open(Engine::start(Config::default()).unwrap(), &options).unwrap();
+        store.namespace(NAMESPACE, "one", shape(), "tiny@1").unwrap();
+        store
+    }
+
+    pub fn put(store: &Store) -> Id {
+        let mut state = store.state();
+        let Ok(Reserved::New(filling)) = state.reserve(0, None, KEY, false) else { panic!("no room") };
+        let pages = state.slabs.pages(filling.slot.slab, [filling.slot.slot].into()).unwrap();
+        let (id, sums) = (filling.id, pages.sums(shape().summed_layers()).unwrap());
+        assert!(state.publish(filling, entry::sum_of(&sums)));
+        id
+    }
+
+    /// Writes a block to the log, and has something happen between the first look at it and the writing.
+    pub fn write(store: &Store, id: Id, meanwhile: impl FnOnce(&Log)) {
+        let log = &store.below().unwrap().log;
+        let mut state = store.state();
+        let node = state.index.node(id).clone();
+        let source = Source::of(&mut state, id, &node).unwrap().unwrap();
+        let known = state.tenants.namespace(0).clone();
+        drop(state);
+        log.declare(NAMESPACE, &Meaning::encode(&known, "one")).unwrap();
+        let entry =
+            Entry { key: KEY, parent: None, namespace: NAMESPACE, shape: shape(), sums: Box::default() };
+        let (entry, memory, offset) = source.summed(store, entry, node.sum).unwrap().expect("its bytes");
+        meanwhile(log);
+        let place = log.store(&entry, &memory, offset, PATIENCE).unwrap();
+        source.note_end(store, (id, &KEY), Where::Log, Ok(Some(place))).unwrap();
+    }
+
+    #[test]
+    fn a_block_that_was_removed_before_it_was_written_is_not_found_again() {
+        let folder = std::env::temp_dir().join(format!("kvik-store-written-{}", std::process::id()));
+        for again in [false, true] {
+            drop(std::fs::remove_dir_all(&folder));
+            let store = open(&folder);
+            let id = put(&store);
+            write(&store, id, |log| {
+                store.state().forget(id);
+                let said = log.remove(&KEY, PATIENCE).unwrap();
+                log.sync(&[said], PATIENCE).unwrap();
+                if again {
+                    put(&store);
+                }
+            });
+            drop(store);
+            // One that was put again meanwhile is there: what was written is it.
+            assert_eq!(open(&folder).contains(0, &[KEY]).unwrap(), [again]);
+        }
+        drop(std::fs::remove_dir_all(&folder));
     }
 }

@@ -195,7 +195,10 @@ class Store:
         return self._space.contains(keys, before)
 
     def prefetch(self, keys: bytes, *, before: bytes = b"") -> int:
-        """Have blocks brought into the store's memory: how many are there, from the first key on."""
+        """Have blocks brought into the store's memory: how many are there, from the first key on.
+
+        A store that is slow answers within five seconds, with what is there by then.
+        """
         return self._space.prefetch(keys, before)
 
     def remove(self, keys: bytes) -> int:

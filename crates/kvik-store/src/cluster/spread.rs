@@ -5,6 +5,7 @@ use crate::chain::Chain;
 use crate::early::Like;
 use crate::link::{Answers, DEADLINE, unexpected};
 use crate::placement::{Piece, pieces};
+use crate::service::answered_within;
 use crate::store::check_keys;
 use crate::wire::{Request, Response};
 use crate::{BlockKey, NamespaceId, Shape};
@@ -225,9 +226,13 @@ impl Turns {
         self.until.saturating_duration_since(Instant::now()).max(SHORTEST)
     }
 
-    /// The next copy, and how long it is waited for: what comes after it is to have its share of the time.
+    /// The next copy, and how long it is waited for: what comes after it is to have its share of the time. One that
+    /// takes as long as a store may is not asked with less time than that: it would count as down.
     fn next(&mut self) -> Option<(usize, Duration)> {
         let copy = self.copy;
+        if !self.shared && copy > 0 && self.left() < answered_within(DEADLINE) {
+            return None;
+        }
         if copy >= self.copies || self.until <= Instant::now() {
             return None;
         }
@@ -243,5 +248,20 @@ impl Turns {
     fn failed(&self, member: &Member, error: Error) -> Result<()> {
         member.missed(&error);
         if is_loss(&error) { Ok(()) } else { Err(error) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_takes_its_time_is_not_asked_with_less() {
+        for (slow, asked) in [(Duration::ZERO, true), (DEADLINE / 2, false)] {
+            let mut turns = Turns { copies: 2, ..Turns::new(DEADLINE, false) };
+            assert!(turns.next().is_some());
+            turns.until -= slow;
+            assert_eq!(turns.next().is_some(), asked);
+        }
     }
 }

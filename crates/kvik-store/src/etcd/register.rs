@@ -58,10 +58,18 @@ impl Drop for Registration {
     }
 }
 
+/// What a server's key hangs on.
+#[derive(Default)]
+struct Leases {
+    now: Option<u64>,
+    /// The one that has ended, or may have.
+    before: Option<u64>,
+}
+
 fn keep(gateway: &mut Gateway, address: &str, end: &Following) {
-    let (etcd, mut lease, mut told) = (gateway.etcd().clone(), None, false);
+    let (etcd, mut leases, mut told) = (gateway.etcd().clone(), Leases::default(), false);
     loop {
-        match kept(gateway, address, &mut lease) {
+        match kept(gateway, address, &mut leases) {
             Ok(true) => {
                 log::info!("{address} is entered in {etcd}");
                 told = false;
@@ -78,30 +86,52 @@ fn keep(gateway: &mut Gateway, address: &str, end: &Following) {
             break;
         }
     }
-    let gone = lease.map(|lease: u64| gateway.ask("lease/revoke", &json!({ "ID": lease.to_string() })));
+    let gone = leases.now.map(|lease| gateway.ask("lease/revoke", &json!({ "ID": lease.to_string() })));
     if let Some(Err(error)) = gone {
         log::debug!("{address} stays entered until its lease ends: {error}");
     }
 }
 
-/// Keeps the lease, or takes a new one where it has ended; whether it is a new one.
-fn kept(gateway: &mut Gateway, address: &str, lease: &mut Option<u64>) -> Result<bool> {
-    if let Some(id) = lease.take() {
+/// Keeps the lease, or takes a new one where it has ended, and has the key hang on it; whether the key was put.
+fn kept(gateway: &mut Gateway, address: &str, leases: &mut Leases) -> Result<bool> {
+    let nobodys = json!([{ "target": "VERSION", "result": "EQUAL", "version": "0" }]);
+    if let Some(id) = leases.now.take() {
         let lives = |answer: Value| number(&answer["result"]["TTL"]).is_some_and(|seconds| seconds > 0);
         if gateway.ask("lease/keepalive", &json!({ "ID": id.to_string() })).is_ok_and(lives) {
-            *lease = Some(id);
-            return Ok(false);
+            leases.now = Some(id);
+            // Somebody has deleted it, or it went with a server that had taken the name.
+            return entered(gateway, address, id, &[nobodys]);
         }
         // It has ended, or cannot be asked for: the key goes with the next one from now on.
+        leases.before = Some(id);
     }
     let answer = gateway.ask("lease/grant", &json!({ "TTL": LEASE.as_secs().to_string() }))?;
     let id = number(&answer["ID"]).ok_or_else(|| {
         let said: String = answer.to_string().chars().take(200).collect();
         Error::new(Code::ProtocolError, format!("{} gives no lease: {said}", gateway.etcd()))
     })?;
-    let key = STANDARD.encode(format!("{}{address}", gateway.etcd().prefix));
-    let entry: Value = json!({ "key": key, "value": STANDARD.encode(address), "lease": id.to_string() });
-    gateway.ask("kv/put", &entry)?;
-    *lease = Some(id);
-    Ok(true)
+    let own = |lease: u64| json!([{ "target": "LEASE", "result": "EQUAL", "lease": lease.to_string() }]);
+    let put = match leases.before {
+        // What another server with this name has got meanwhile stays its own: it would go with this one's end.
+        Some(before) => entered(gateway, address, id, &[nobodys, own(before)])?,
+        // One that starts comes after one that was killed, whose key is there for some seconds.
+        None => entered(gateway, address, id, &[json!([])])?,
+    };
+    leases.now = Some(id);
+    Ok(put)
+}
+
+/// Puts the key by a lease where one of these conditions holds; whether it did.
+fn entered(gateway: &mut Gateway, address: &str, lease: u64, conditions: &[Value]) -> Result<bool> {
+    let key = Value::from(STANDARD.encode(format!("{}{address}", gateway.etcd().prefix)));
+    let entry = json!({ "key": key, "value": STANDARD.encode(address), "lease": lease.to_string() });
+    for condition in conditions {
+        let mut compare = condition.clone();
+        compare.as_array_mut().into_iter().flatten().for_each(|one| one["key"] = key.clone());
+        let put = json!({ "compare": compare, "success": [{ "request_put": entry }] });
+        if gateway.ask("kv/txn", &put)?["succeeded"] == Value::Bool(true) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

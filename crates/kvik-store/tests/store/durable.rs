@@ -119,6 +119,34 @@ fn a_log_that_is_full_keeps_what_is_asked_for() {
 }
 
 #[test]
+fn what_was_removed_stays_gone_when_what_comes_before_it_was_copied() {
+    let folder = Folder::new("copied");
+    let (before, removed) = ([9001, 9002, 9003], [9001, 9002, 9003, 9004]);
+    {
+        let rig = rig(&folder.0, 8 << 20);
+        durable(&rig, &before);
+        let files = std::fs::read_dir(&folder.0).unwrap().map(|file| file.unwrap().path());
+        let oldest = files.filter(|path| path.extension().is_some_and(|end| end == "kvik")).min().unwrap();
+        let mut numbers = 0..1000;
+        let mut another = || {
+            let number = numbers.next().expect("a log that is full by now");
+            durable(&rig, &[number, number + 1000, number + 2000]);
+        };
+        // More than a segment has room for.
+        (0..50).for_each(|_| another());
+        durable(&rig, &removed);
+        assert_eq!(rig.space.remove(&rig.keys(&removed)[3..]).unwrap(), 1);
+        while oldest.exists() {
+            another();
+            assert_eq!(rig.get(&before), 3);
+        }
+    }
+    let rig = rig(&folder.0, 8 << 20);
+    assert_eq!(rig.get(&before), 3);
+    assert_eq!(rig.space.contains(&rig.keys(&removed)).unwrap(), [true, true, true, false]);
+}
+
+#[test]
 fn bytes_that_changed_on_the_disk_are_a_miss() {
     let folder = Folder::new("flipped");
     {

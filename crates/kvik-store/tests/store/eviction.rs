@@ -2,7 +2,7 @@
 
 use crate::rig::*;
 use kvik_store::policy::PolicyKind;
-use kvik_store::{Shape, StoreOptions, TenantOptions};
+use kvik_store::{Namespace, Shape, Space, StoreOptions, TenantOptions};
 use std::time::Duration;
 
 /// Slots are whole pages of 4 KiB.
@@ -88,6 +88,65 @@ fn a_tenant_has_no_more_than_its_quota_and_takes_from_itself() {
     let here: usize = (0..50).map(|prompt| get(&space, &rig.pages, &keys(&mine, &[prompt]))).sum();
     assert_eq!(here, 10);
     assert_eq!(rig.get(&[1, 2, 3, 4, 5]), 5);
+}
+
+/// A store in which whatever was not used for long goes.
+fn with_quotas(quotas: &[(&str, u64)]) -> Rig {
+    let tenant = |(name, quota): &(&str, u64)| TenantOptions {
+        name: (*name).into(),
+        quota: Some(*quota),
+        apart: false,
+    };
+    let (tenants, policy) = (quotas.iter().map(tenant).collect(), PolicyKind::Lru);
+    Rig::with(StoreOptions { memory: 1 << 20, tenants, policy, ..StoreOptions::default() })
+}
+
+/// Puts 200 blocks, more than the memory has room for.
+fn fill(rig: &Rig, space: &Space, namespace: &Namespace, first: u32) {
+    for prompt in first..first + 200 {
+        put(space, &rig.pages, None, &keys(namespace, &[prompt]));
+    }
+}
+
+#[test]
+fn a_tenant_within_its_quota_makes_no_room_for_others() {
+    let quota = 3 << 18;
+    let rig = with_quotas(&[("large", quota)]);
+    let mine = namespace("large");
+    let space = rig.client.open("large", &mine, shape()).unwrap();
+    let count = (quota / BLOCK) as u32;
+    for prompt in 0..count {
+        assert_eq!(put(&space, &rig.pages, None, &keys(&mine, &[prompt])).stored, 1);
+    }
+    // It has its quota also of a memory that others have filled.
+    space.clear().unwrap();
+    for turn in 0..2 {
+        fill(&rig, &rig.space, &rig.namespace, 1000 * turn);
+        for prompt in 0..count {
+            assert_eq!(put(&space, &rig.pages, None, &keys(&mine, &[prompt])).refused, 0);
+        }
+    }
+    fill(&rig, &rig.space, &rig.namespace, 5000);
+    let here = (0..count).filter(|prompt| get(&space, &rig.pages, &keys(&mine, &[*prompt])) == 1).count();
+    assert_eq!(here as u32, count);
+    // The others have what is left.
+    assert!(rig.client.stat().unwrap().blocks > u64::from(count));
+}
+
+#[test]
+fn quotas_of_more_than_the_memory_are_served_alike() {
+    let rig = with_quotas(&[("first", 1 << 20), ("second", 1 << 20)]);
+    let mut here = Vec::new();
+    for name in ["first", "second"] {
+        let mine = namespace(name);
+        let space = rig.client.open(name, &mine, shape()).unwrap();
+        fill(&rig, &space, &mine, 0);
+        here.push((mine, space));
+    }
+    for (mine, space) in here {
+        let count = (0..200).filter(|prompt| get(&space, &rig.pages, &keys(&mine, &[*prompt])) == 1).count();
+        assert!(count >= 30, "{count}");
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@ use crate::meddled::*;
 use crate::rig::*;
 use kvik_core::{Code, Error};
 use kvik_store::Ack;
+use rustix::process::Signal;
 
 /// So large that nothing has to go, though each sync that fails costs a segment.
 const LOG: u64 = 64 << 20;
@@ -60,6 +61,68 @@ fn a_disk_that_fails_takes_nothing_with_it_that_was_acknowledged() {
     }
 }
 
+/// Whether the store has some of a prompt's blocks.
+fn has(asking: &Asking, number: u32) -> bool {
+    asking.space.contains(&keys(&namespace("tiny"), &prompt(number))).unwrap().contains(&true)
+}
+
+#[test]
+fn a_block_that_was_removed_while_it_was_written_stays_gone() {
+    let (folder, disk) = (Folder::new("failing-removed"), Disk::default());
+    disk.is_well();
+    meddled(
+        (&folder.0, LOG),
+        &CALLS,
+        |call| disk.fate(call),
+        |server| {
+            let server = server.expect("a server");
+            let asking = Asking::server(&server.address).unwrap();
+            asking.durable(0).unwrap();
+            disk.stops(WRITES);
+            soon(|| asking.put(&prompt(1), Ack::Stored, PATIENCE)).unwrap();
+            becomes(|| disk.waited() > 0);
+            std::thread::scope(|scope| {
+                let removing = scope.spawn(|| asking.space.remove(&keys(&namespace("tiny"), &prompt(1))));
+                becomes(|| !has(&asking, 1));
+                disk.stops(&[]);
+                // Its threads are asked again when any of them stops, for a signal that nobody minds.
+                rustix::process::kill_process(server.pid, Signal::URG).unwrap();
+                assert_eq!(removing.join().unwrap().unwrap(), 3);
+            });
+            // What was written by then is on the disk.
+            asking.durable(2).unwrap();
+            disk.is_gone();
+            assert!(asking.durable(50).is_err());
+        },
+    );
+    let asking = Asking::embedded(&options(&folder.0, LOG)).unwrap();
+    assert_eq!((asking.there(0), has(&asking, 1), asking.there(2)), (3, false, 3));
+}
+
+#[test]
+fn a_block_that_the_disk_has_failed_to_sync_can_be_removed() {
+    let (folder, disk) = (Folder::new("failing-unsynced"), Disk::default());
+    disk.is_well();
+    meddled(
+        (&folder.0, LOG),
+        &CALLS,
+        |call| disk.fate(call),
+        |server| {
+            let asking = Asking::server(&server.expect("a server").address).unwrap();
+            asking.durable(0).unwrap();
+            disk.fails(SYNCS, libc::EIO, 1);
+            asking.durable(1).expect_err("the disk refuses");
+            disk.is_well();
+            asking.becomes_durable(2);
+            assert_eq!(asking.space.remove(&keys(&namespace("tiny"), &prompt(1))).unwrap(), 3);
+            disk.is_gone();
+            assert!(asking.durable(50).is_err());
+        },
+    );
+    let asking = Asking::embedded(&options(&folder.0, LOG)).unwrap();
+    assert_eq!((asking.there(0), has(&asking, 1), asking.there(2)), (3, false, 3));
+}
+
 /// A block that the disk does not give is a miss, and no more than that.
 fn reads_fail(asking: &Asking, disk: &Disk) {
     // Twice as much as the memory holds.
@@ -76,6 +139,13 @@ fn reads_fail(asking: &Asking, disk: &Disk) {
     assert_eq!(stat.corrupt, 0);
     let stored = soon(|| asking.put(&prompt(200), Ack::Stored, PATIENCE)).unwrap();
     assert_eq!((stored.stored, asking.there(200)), (3, 3));
+    // Put again, it is given from memory.
+    for number in &missed[..5] {
+        becomes(|| {
+            asking.put(&prompt(*number), Ack::Stored, PATIENCE).unwrap();
+            asking.there(*number) == 3
+        });
+    }
     disk.is_well();
     missed.iter().for_each(|number| assert_eq!(asking.there(*number), 3, "prompt {number} is there again"));
 }

@@ -182,6 +182,7 @@ pub struct Trouble {
     one_in: u64,
     pub random: Random,
     failed: u64,
+    waited: u64,
     killed: bool,
 }
 
@@ -210,12 +211,18 @@ impl Disk {
         self.0.lock().unwrap().failed
     }
 
+    /// How often a call was to wait.
+    pub fn waited(&self) -> u64 {
+        self.0.lock().unwrap().waited
+    }
+
     pub fn fate(&self, call: libc::c_long) -> Fate {
         let mut trouble = self.0.lock().unwrap();
         if trouble.killed {
             return Fate::Killed;
         }
         if trouble.stopped.contains(&call) {
+            trouble.waited += 1;
             return Fate::Waits;
         }
         let one_in = trouble.one_in;

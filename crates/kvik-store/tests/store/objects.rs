@@ -240,6 +240,11 @@ fn a_store_that_fails_is_left_alone_and_met_again() {
     // Memory goes on, and so do puts.
     assert_eq!(rig.put(&prompt(500)).stored, 4);
     assert_eq!(rig.get(&prompt(500)), 4);
+    // What is only there is taken again when it is put again.
+    becomes(|| {
+        rig.put(&prompt(7));
+        rig.get(&prompt(7)) == 4
+    });
     bucket.set(Meddling::None);
     becomes(|| rig.get(&prompt(3)) == 4);
     assert_eq!(there(&rig), 4 * PROMPTS as usize);

@@ -2,7 +2,7 @@
 
 use crate::meddled::*;
 use crate::rig::*;
-use crate::tracer::CHANGES;
+use crate::tracer::{CHANGES, Fate};
 use kvik_core::Code;
 use kvik_store::Ack;
 use rustix::process::Signal;
@@ -10,6 +10,7 @@ use std::cell::RefCell;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// So large that nothing has to go.
@@ -91,6 +92,34 @@ fn a_disk_that_stops_answering_keeps_nobody() {
     );
     assert!(missed >= 10, "{missed} prompts were not in memory");
     check_again(&folder.0);
+}
+
+#[test]
+fn a_prefetch_from_a_slow_disk_is_answered_in_time() {
+    const BLOCKS: u32 = 60;
+    let (folder, slow) = (Folder::new("slow"), AtomicBool::new(false));
+    let prompt: Vec<u32> = (0..BLOCKS).collect();
+    let asking = Asking::embedded(&options(&folder.0, LOG)).unwrap();
+    assert_eq!(asking.put(&prompt, Ack::Durable, PATIENCE).unwrap().stored, u64::from(BLOCKS));
+    drop(asking);
+    let takes_its_time = |_| {
+        if slow.load(Ordering::Relaxed) {
+            // One block after the other, which all of them take twice a client's patience for.
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        Fate::Goes
+    };
+    meddled((&folder.0, LOG), READS, takes_its_time, |server| {
+        let asking = Asking::server(&server.expect("a server").address).unwrap();
+        slow.store(true, Ordering::Relaxed);
+        let began = Instant::now();
+        let there = asking.space.prefetch(&keys(&namespace("tiny"), &prompt)).unwrap();
+        println!("{there} of {BLOCKS} blocks after {:?}", began.elapsed());
+        assert!(there > 0 && there < u64::from(BLOCKS), "{there}");
+        assert!(asking.client.members()[0].up);
+        slow.store(false, Ordering::Relaxed);
+        assert_eq!(asking.there(9999), 0);
+    });
 }
 
 /// A shell that does something to the disk. It was there before any file on that disk was open: a process that starts
