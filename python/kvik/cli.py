@@ -74,8 +74,20 @@ class LazyGroup(click.Group):
             formatter.write_dl(sorted(self.lines().items()))
 
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as of a shell: 128 and the signal's number."""
+
+
 class PluggedGroup(LazyGroup):
     """Has the subcommands of other distributions too; its own come first."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the subcommand. What does not end by itself at Ctrl-C ends with the status of that."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("interrupted", err=True)
+            ctx.exit(INTERRUPTED)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, without importing anything."""

@@ -151,5 +151,7 @@ def serve(**given: object) -> None:
         running = start(options)
         if not run_until_signalled(running, lambda: click.echo(f"listening on http://{running.address}")):
             raise click.ClickException("cut off before all requests were finished")
+    except kvik.InvalidArgument as error:
+        raise click.UsageError(str(error)) from error
     except (kvik.KvikError, OSError) as error:
         raise click.ClickException(str(error)) from error

@@ -42,11 +42,12 @@ def handling(handler: Handler) -> Iterator[None]:
             signal.signal(number, handler_before)
 
 
-def wait_for_one(ready: Callable[[], None]) -> None:
-    """Return at SIGINT or SIGTERM; must run in the main thread.
+@contextlib.contextmanager
+def ending() -> Iterator[Callable[[], object]]:
+    """A call that returns at the first SIGINT or SIGTERM; must run in the main thread.
 
-    ``ready`` is called once signals are handled: whoever waits for it may send one at once.
+    A signal ends nothing by itself until the end of the block, so that what the first one ended in order is
+    not cut off by a second: `timeout` and a terminal send one to a process and to its group.
     """
     with wakeup() as (reader, _), handling(lambda *_: None):
-        ready()
-        reader.recv(1)
+        yield lambda: reader.recv(1)

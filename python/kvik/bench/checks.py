@@ -8,12 +8,10 @@ round.
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -30,6 +28,7 @@ from kvik.bench.pages import Cell, Op, PagePlan
 from kvik.bench.peer import Peer
 from kvik.bench.run import Say, salts
 from kvik.bench.target import CLOSE_SECONDS, SECRET_VARIABLE, TargetOptions
+from kvik.bench.writing import writable, write
 
 LONGEST_S = 600.0
 FLOOR = 32 << 20
@@ -195,7 +194,10 @@ def _print(costs: list[Cost], copied: Series, plan: Plan, say: Say) -> None:
     help="Seconds of a turn; at least one transfer.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Repeats the page ids of another run.")
-@click.option("--json", "json_file", metavar="FILE", help="Write figures and facts of the machine as JSON.")
+@click.option(
+    "--json", "json_file", metavar="FILE", callback=writable,
+    help="Write figures and facts of the machine as JSON; - is standard output.",
+)  # fmt: skip
 def checks(
     op: str, page: str, pages: int, rounds: int, turn: float, seed: int | None, json_file: str | None
 ) -> None:
@@ -203,9 +205,13 @@ def checks(
 
     Both sides are processes of this host. Bytes are compared before the first round and after the last.
     """
+    try:
+        page_bytes = kvik.parse_size(page)
+    except kvik.KvikError as error:
+        raise click.BadParameter(str(error), param_hint="--page") from error
     plan = Plan(
         op=cast(Op, op),
-        page_bytes=kvik.parse_size(page),
+        page_bytes=page_bytes,
         pages=pages,
         rounds=rounds,
         turn_s=turn,
@@ -223,4 +229,4 @@ def checks(
             "memcpy_bytes_per_s": copied.rate,
             "machine": facts.collect(),
         }
-        Path(json_file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        write(json_file, content)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import sys
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, cast
 
 import click
@@ -35,6 +33,7 @@ from kvik.bench.pages import Op, Spread
 from kvik.bench.report import print_results, to_json
 from kvik.bench.run import Results, Say, default_transports, execute
 from kvik.bench.target import SECRET_VARIABLE, TargetOptions, listen
+from kvik.bench.writing import writable, write
 
 INTERRUPTED = 130
 _TABLE_WIDTH = 150
@@ -141,11 +140,7 @@ def _initiate(options: Options, notices: list[str], given: dict[str, Any], conso
         execute(results, given["target"], given["secret"], say, lambda text: status.update(text))
     print_results(results, console)
     if given["json_file"] is not None:
-        text = json.dumps(to_json(results), indent=1) + "\n"
-        if given["json_file"] == "-":
-            sys.stdout.write(text)
-        else:
-            Path(given["json_file"]).write_text(text, encoding="utf-8")
+        write(given["json_file"], to_json(results))
     if results.failure is not None:
         return 1
     return INTERRUPTED if results.interrupted else 0
@@ -241,7 +236,10 @@ def _console(json_file: str | None) -> Console:
 @click.option(
     "--secret", envvar=SECRET_VARIABLE, help=f"Shared secret of both sides; better in {SECRET_VARIABLE}."
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write the results as JSON; - is standard output.")
+@click.option(
+    "--json", "json_file", metavar="FILE", callback=writable,
+    help="Write the results as JSON; - is standard output.",
+)  # fmt: skip
 @click.option(
     "--listen",
     metavar="HOST:PORT",
@@ -276,8 +274,6 @@ def transfer(**given: Any) -> None:
         raise click.UsageError("--listen is the target's side and --target the initiator's: give one of them")
     if given["engine_listen"] is not None and given["listen"] is None:
         raise click.UsageError("--engine-listen belongs to --listen")
-    if given["json_file"] not in (None, "-") and not Path(given["json_file"]).absolute().parent.is_dir():
-        raise click.UsageError(f"--json: no folder for {given['json_file']}")
     console = _console(given["json_file"])
     notices: list[str] = []
 

@@ -9,7 +9,6 @@ give the context's next token, as an emulated server would.
 
 from __future__ import annotations
 
-import json
 import socket
 import statistics
 import subprocess
@@ -17,7 +16,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import click
@@ -28,6 +26,7 @@ from kvik.bench import facts
 from kvik.bench.context_side import Order, Side, pages_for
 from kvik.bench.errors import BenchError
 from kvik.bench.options import size_text
+from kvik.bench.writing import writable, write
 from kvik.emulator import wire
 from kvik.emulator.content import MASK
 from kvik.emulator.tokens import next_token
@@ -203,7 +202,10 @@ def _print(outcome: Outcome, order: Order, say: Callable[[str], None]) -> None:
     show_default=True,
     help="How it is read; one that was named is used, or the run fails.",
 )
-@click.option("--json", "json_file", metavar="FILE", help="Write figures and facts of the machine as JSON.")
+@click.option(
+    "--json", "json_file", metavar="FILE", callback=writable,
+    help="Write figures and facts of the machine as JSON; - is standard output.",
+)  # fmt: skip
 def context(
     shape: str, tokens: int, memory: str, page_tokens: int, transport: str, json_file: str | None
 ) -> None:
@@ -232,6 +234,4 @@ def context(
         raise click.ClickException(str(error)) from error
     _print(outcome, order, click.echo)
     if json_file is not None:
-        Path(json_file).write_text(
-            json.dumps({"outcome": asdict(outcome), "machine": facts.collect()}, indent=1) + "\n"
-        )
+        write(json_file, {"outcome": asdict(outcome), "machine": facts.collect()})

@@ -171,7 +171,10 @@ def _with_logs(
     """Run with a folder for logs, which stays only where it is wanted; returns the exit status."""
     console = Console(highlight=False)
     if logs is not None:
-        logs.mkdir(parents=True, exist_ok=True)
+        try:
+            logs.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise click.UsageError(f"--logs {logs}: {error.strerror}") from error
     folder = logs or Path(tempfile.mkdtemp(prefix="kvik-demo-"))
     status, failed = 0, False
     try:

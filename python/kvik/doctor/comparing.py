@@ -31,7 +31,10 @@ class Comparison:
 def compare(before: Machine, after: Machine, traffic: Traffic | None = None) -> Comparison:
     """Compare two machines. Devices are told apart by kind and order: a moved card has another address."""
     old, new = findings(before, traffic), findings(after, traffic)
-    codes = {finding.code for finding in old}, {finding.code for finding in new}
+    were, are = (
+        {(finding.code, _place(machine, finding.device)) for finding in found}
+        for machine, found in ((before, old), (after, new))
+    )
     paths = _paths(before), _paths(after)
     changes = [
         Change(name, paths[0].get(name), paths[1].get(name))
@@ -39,11 +42,21 @@ def compare(before: Machine, after: Machine, traffic: Traffic | None = None) -> 
         if paths[0].get(name) != paths[1].get(name)
     ]
     return Comparison(
-        gone=[finding for finding in old if finding.code not in codes[1]],
-        new=[finding for finding in new if finding.code not in codes[0]],
+        gone=[finding for finding in old if (finding.code, _place(before, finding.device)) not in are],
+        new=[finding for finding in new if (finding.code, _place(after, finding.device)) not in were],
         changes=changes,
         predictions=predict(before, after),
     )
+
+
+def _place(machine: Machine, device: str) -> str:
+    """What a finding is about, by kind and order where it has an address."""
+    kinds = {"NIC": machine.nics, "GPU": machine.gpus, "NVMe": machine.nvmes}
+    for kind, devices in kinds.items():
+        for index, one in enumerate(devices):
+            if one.address is not None:
+                device = device.replace(one.address, f"{kind} {index}")
+    return device
 
 
 def _paths(machine: Machine) -> dict[str, float | None]:

@@ -108,7 +108,9 @@ def _errors(nic: Nic, port: Port) -> Iterator[Finding]:
     hard = {name: port.counters[name] for name in _HARD_ERRORS if port.counters.get(name)}
     packets = port.counters.get("port_rcv_packets", 0)
     retries = {
-        name: port.counters[name] for name in _RETRIES if port.counters.get(name, 0) > _RETRY_SHARE * packets
+        name: count
+        for name in _RETRIES
+        if (count := port.counters.get(name)) is not None and count > _RETRY_SHARE * packets
     }
     if hard or retries:
         said = ", ".join(f"{name} {count}" for name, count in {**hard, **retries}.items())

@@ -28,6 +28,8 @@ def serve(**given: object) -> None:
     options = Options(**flags.chosen(EMULATOR, given))
     try:
         asyncio.run(run(options, lambda address: click.echo(f"listening on {address}")))
+    except kvik.InvalidArgument as error:
+        raise click.UsageError(str(error)) from error
     except (kvik.KvikError, ReplicaError, OSError) as error:
         raise click.ClickException(str(error)) from error
     except asyncio.CancelledError:

@@ -48,6 +48,8 @@ def _list(as_json: bool) -> None:
         click.echo(json.dumps([about.to_json() for about in found], indent=1))
     elif found:
         _console().print(engine_list(found))
+    elif silent:
+        click.echo("no engine of this user answers in this network namespace")
     else:
         click.echo("no engine of this user runs in this network namespace")
     for why in silent:
@@ -59,11 +61,14 @@ def _prometheus(wanted: str | None) -> None:
         sys.stdout.write(engines.snapshot(engines.find(wanted).engine)[1])
         return
     snapshots = []
-    for about in engines.engines()[0]:
+    found, silent = engines.engines()
+    for about in found:
         try:
             snapshots.append(engines.snapshot(about.engine))
         except StatError as error:  # It has ended since.
-            click.echo(f"not shown: {error}", err=True)
+            silent.append(str(error))
+    for why in silent:
+        click.echo(f"not shown: {why}", err=True)
     sys.stdout.write(merged(snapshots))
 
 

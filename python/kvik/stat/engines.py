@@ -9,12 +9,14 @@ import socket
 import struct
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 PREFIX = "kvik-stat-"
 PROTOCOL = "kvik-stat/1"
+_ASKED_AT_ONCE = 16
 ANSWER_SECONDS = 3.0
 """For an engine to answer; one that runs does in about a millisecond."""
 
@@ -160,13 +162,14 @@ def snapshot(engine: str) -> tuple[About, str]:
 
 
 def engines() -> tuple[list[About], list[str]]:
-    """Every engine of this user, and why others did not answer."""
+    """Every engine of this user, and why others did not answer. They are asked at once."""
     found, silent = [], []
-    for engine in names():
-        try:
-            found.append(snapshot(engine)[0])
-        except StatError as error:
-            silent.append(str(error))
+    with ThreadPoolExecutor(_ASKED_AT_ONCE, thread_name_prefix="kvik-stat") as pool:
+        for asked in [pool.submit(snapshot, engine) for engine in names()]:
+            try:
+                found.append(asked.result()[0])
+            except StatError as error:
+                silent.append(str(error))
     return found, silent
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import threading
@@ -73,23 +74,31 @@ def serve(etcd: str | None, etcd_name: str | None, **given: Any) -> None:
     """Serve a store to the engines that are admitted, until interrupted."""
     if etcd_name is not None and etcd is None:
         raise click.UsageError("--etcd-name goes with --etcd")
+    sizes = {size: given[f"{size}_size"] for size in ("log", "object")}
     below = {name: given.pop(name) for name in OBJECT.defaults()}
     options = flags.chosen(STORE, given)
     logs.to_stderr(options.pop("log_level"), options.pop("log_format"))
     tenants = [Tenant.parse(text) for text in options.pop("tenant") or ()]
     kept = {name: options.pop(name) for name in ("memory", "log", "log_size", "policy")}
     kept |= flags.chosen(OBJECT, below)
+    for tier, size in sizes.items():
+        if size is not None and kept[tier] is None:
+            raise click.UsageError(f"--{tier}-size goes with --{tier}")
     metrics = options.pop("metrics") or ()
     try:
-        with kvik.Engine(name="store", **options) as engine:
+        with contextlib.ExitStack() as until_closed, kvik.Engine(name="store", **options) as engine:
             server = _native.StoreServer(engine, StoreOptions(tenants=tenants, **kept))
             with scrape.serving(metrics, lambda: server.metrics() + engine.metrics()) as bound:
                 pages = "".join(f", metrics on http://{address}/metrics" for address in bound)
                 ready = f"kvik store serves on {' '.join(engine.addresses)}{pages}"
                 if etcd is not None:
                     server.enter(etcd, etcd_name or engine.addresses[0])
-                signals.wait_for_one(lambda: click.echo(ready))
+                signalled = until_closed.enter_context(signals.ending())
+                click.echo(ready)
+                signalled()
             server.stop()
+    except kvik.InvalidArgument as error:
+        raise click.UsageError(str(error)) from error
     except (kvik.KvikError, OSError) as error:
         raise click.ClickException(str(error)) from error
 
@@ -134,6 +143,8 @@ def stat(address: str, interval: float, once: bool, as_json: bool, prometheus: b
                     live.update(f"store at {address}: looking for {interval:g} s", refresh=True)
                     for now in watched:
                         live.update(view(now), refresh=True)
+    except kvik.InvalidArgument as error:
+        raise click.UsageError(str(error)) from error
     except kvik.KvikError as error:
         raise click.ClickException(str(error)) from error
     except KeyboardInterrupt:

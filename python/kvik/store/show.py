@@ -23,6 +23,8 @@ def view(figures: Figures) -> Group:
         parts.append(_servers(figures))
     if figures.since_start.latency:
         parts.append(_latency(figures))
+    if not any(ever.lookups or ever.in_bytes for ever in figures.since_start.tiers.values()):
+        parts.append(Text("nothing was asked for yet", style="dim"))
     parts += [Text(line) for line in _lines(figures)]
     return Group(*parts)
 
@@ -66,8 +68,6 @@ def _traffic(figures: Figures) -> Table:
     left = len(busiest) - _MOST_TENANTS
     if left > 0:
         table.add_row(Text(f"  and {left} more", style="dim"))
-    if not tenants:
-        table.add_row(Text("nothing was asked for yet", style="dim"))
     return table
 
 

@@ -17,6 +17,7 @@ from kvik.bench.control import join_address, split_address
 from kvik.bench.errors import BenchError
 from kvik.bench.options import TRANSPORTS, UNITS
 from kvik.bench.target import SECRET_VARIABLE, listen
+from kvik.bench.writing import writable, write
 from kvik.trace import file
 from kvik.trace.file import TraceError
 from kvik.trace.record import record as take
@@ -116,7 +117,10 @@ def show(path: Path, as_json: bool) -> None:
     "--verify", type=click.Choice(["auto", "off", "sample", "full"]), default="auto", show_default=True
 )
 @click.option("--unit", type=click.Choice(list(UNITS)), default="GB/s", show_default=True)
-@click.option("--json", "json_file", metavar="FILE", help="Write the results as JSON; - is standard output.")
+@click.option(
+    "--json", "json_file", metavar="FILE", callback=writable,
+    help="Write the results as JSON; - is standard output.",
+)  # fmt: skip
 @click.option("--secret", envvar=SECRET_VARIABLE, help=f"Of both sides; better in {SECRET_VARIABLE}.")
 @click.option("--listen", "listen_on", metavar="HOST:PORT", help="Only be the target, for a --target side.")
 @click.option("--target", metavar="HOST:PORT", help="Use the target that listens there.")
@@ -182,8 +186,4 @@ def _replay(
         execute(results, target, secret, lambda text: status.update(text))
     print_replay(results, unit, console)
     if json_file is not None:
-        text = json.dumps(replay_json(results), indent=1) + "\n"
-        if json_file == "-":
-            sys.stdout.write(text)
-        else:
-            Path(json_file).write_text(text, encoding="utf-8")
+        write(json_file, replay_json(results))

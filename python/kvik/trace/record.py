@@ -20,7 +20,8 @@ def record(wanted: str, seconds: float, path: Path, say: Callable[[str], None]) 
     """
     try:
         about = find(wanted)
-        with path.open("xb", buffering=0) as out, asking(about.engine, "trace") as question:
+        # The file last: an engine that refuses leaves none.
+        with asking(about.engine, "trace") as question, path.open("xb", buffering=0) as out:
             say(f"recording engine {about.title} (pid {about.pid}) for {seconds:g} s; Ctrl-C ends it earlier")
             question.wait_until(time.monotonic() + seconds)
             try:

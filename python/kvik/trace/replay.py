@@ -21,6 +21,7 @@ import numpy as np
 import kvik
 from kvik.bench import facts
 from kvik.bench.contenders import Used
+from kvik.bench.control import IDLE_SECONDS
 from kvik.bench.errors import CheckError
 from kvik.bench.figures import Series, Slice
 from kvik.bench.limits import fastest_chunk
@@ -43,6 +44,8 @@ MOST_OPEN = 256
 
 _EXPIRY_SPARE = 600.0
 _SALT = 0x1F3D5B79
+_UNHEARD = IDLE_SECONDS / 5
+"""Seconds of a turn after which the target hears from this side."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +177,7 @@ class Replay:
         self.options = options
         self._engine = engine
         self._peer = peer
+        self._heard = time.perf_counter()
         self._steps = steps
         self._regions: dict[str, Sparse] = {}
         self._tickets: dict[tuple[object, ...], kvik.Ticket] = {}
@@ -247,8 +251,9 @@ class Replay:
         for step in self._steps:
             due = (step.moved.t - first) / (self.options.speed or 1.0)
             ahead = due - (time.perf_counter() - begun)
-            if ahead > 0:
-                pause.wait(ahead)
+            while ahead > 0 and not pause.wait(min(ahead, _UNHEARD)):
+                self._be_heard()
+                ahead = due - (time.perf_counter() - begun)
             results.late_s = max(results.late_s, -ahead)
             yield step
 
@@ -260,13 +265,24 @@ class Replay:
             for transfer in transfers:
                 under_way.append(transfer)
                 if len(under_way) >= (most or self.options.inflight):
-                    reports.append(under_way.popleft().wait())
+                    reports.append(self._end_of(under_way.popleft()))
             while under_way:
-                reports.append(under_way.popleft().wait())
+                reports.append(self._end_of(under_way.popleft()))
         finally:
             for transfer in under_way:
                 transfer.cancel()
         return reports
+
+    def _end_of(self, transfer: kvik.Transfer) -> kvik.Report:
+        report = transfer.wait()
+        self._be_heard()
+        return report
+
+    def _be_heard(self) -> None:
+        """Ask the target something now and then: one that hears nothing takes this side for gone."""
+        if time.perf_counter() - self._heard >= _UNHEARD:
+            self._peer.cpu_s()
+            self._heard = time.perf_counter()
 
     def memcpy(self) -> Slice:
         """Gather the same pages of this side on one thread, as the limit that the memory sets."""

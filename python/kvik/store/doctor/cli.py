@@ -57,6 +57,8 @@ def doctor(
             survey = examine(
                 engine, servers or (DEFAULT_ADDRESS,), copies=copies, max_blocks=max_blocks, deadline=deadline
             )
+    except kvik.InvalidArgument as error:
+        raise click.UsageError(str(error)) from error
     except kvik.KvikError as error:
         raise click.ClickException(str(error)) from error
     found = findings(survey)
