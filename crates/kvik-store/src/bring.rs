@@ -172,7 +172,7 @@ impl Store {
                 Life::Below if state.index.node(id).place != 0 => {
                     let identity = state.identity(id);
                     let place = Place(state.index.node(id).place);
-                    let Some(filling) = state.begin_load(id)? else { return Ok(Brought::Missing) };
+                    let Ok(filling) = state.begin(id, Life::Loading)? else { return Ok(Brought::Missing) };
                     let at = state.slabs.bytes(filling.slot);
                     drop(state);
                     let brought = self.load(filling, place, &identity, at);

@@ -3,13 +3,13 @@
 use crate::choice::{Choices, Reason};
 use crate::cluster::{Cluster, MemberState};
 use crate::host::Host;
-use crate::link::{DEADLINE, Link, unexpected};
+use crate::link::{Link, unexpected};
 use crate::remote::Remote;
 use crate::servers::Servers;
 use crate::service::Service;
 use crate::space::Space;
 use crate::store::Store;
-use crate::wire::{Request, Response};
+use crate::wire::{DEADLINE, Request, Response};
 use crate::{Counts, Namespace, Shape, StoreOptions};
 use kvik_core::{Code, Error, Result};
 use kvik_engine::Engine;

@@ -123,9 +123,9 @@ impl Far {
                     break;
                 }
                 let (place, identity) = (Place(node.object), state.identity(id));
-                let filling = match state.begin_load(id) {
-                    Ok(Some(filling)) => filling,
-                    Ok(None) => break,
+                let filling = match state.begin(id, Life::Loading) {
+                    Ok(Ok(filling)) => filling,
+                    Ok(Err(_)) => break,
                     Err(error) => {
                         failed = Some(error);
                         break;

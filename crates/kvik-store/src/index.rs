@@ -141,6 +141,11 @@ impl Index {
         self.keys.find(hash(key), same).copied()
     }
 
+    /// A block with this key, of whatever namespace.
+    pub fn find_any(&self, key: &BlockKey) -> Option<Id> {
+        self.keys.find(hash(key), |id| self.node(*id).key == *key).copied()
+    }
+
     /// Enters a block, whose key its namespace does not have, after its parent.
     pub fn add(&mut self, key: BlockKey, parent: Option<Id>, namespace: u16, life: Life) -> Id {
         let id = self.number();

@@ -13,9 +13,6 @@ use std::time::{Duration, Instant};
 /// Answers to one request, at most: a part for each block, and one before or behind them.
 pub(crate) const ANSWERS: usize = MAX_KEYS + 2;
 
-/// What a client waits for an answer, unless it says something else.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
-
 /// Where a client's requests go. Cheap to clone.
 #[derive(Clone)]
 pub(crate) enum Link {

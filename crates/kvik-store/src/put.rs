@@ -1,7 +1,7 @@
 //! A put, on the client's side.
 
-use crate::link::{Answers, DEADLINE, Link, unexpected};
-use crate::wire::{Ack, Put, Request, Response};
+use crate::link::{Answers, Link, unexpected};
+use crate::wire::{Ack, DEADLINE, Put, Request, Response};
 use crate::{BlockKey, NamespaceId, Stored};
 use kvik_core::{Code, Error, Result, Right, Use};
 use kvik_engine::{Engine, Grant, GrantOptions, PageSet};

@@ -23,7 +23,7 @@ mod places;
 use crate::figures::{Cause, Figures, OfTenant, Where};
 use crate::index::{Id, Index, Life, NO_SLAB, Node};
 use crate::policy::PolicyKind;
-use crate::share::{Share, why_full};
+use crate::share::{Share, makes_room, why_full};
 use crate::slab::{Class, Slabs, Slot};
 use crate::tenants::Tenants;
 use crate::{BlockKey, Counts, Place, Shape};
@@ -189,19 +189,12 @@ impl State {
         }
     }
 
-    /// Begins to bring a block into memory that lies below; none when there is no room, or it is not below.
+    /// Begins to bring a block that lies below, from there (`Loading`) or by a put (`Filling`); or why there is no room.
     ///
     /// # Errors
     /// The machine has no memory.
-    pub fn begin_load(&mut self, id: Id) -> Result<Option<Filling>> {
-        if self.index.node(id).life != Life::Below {
-            return Ok(None);
-        }
-        Ok(self.begin(id, Life::Loading)?.ok())
-    }
-
-    /// Begins to bring a block that lies below, from there or by a put.
-    fn begin(&mut self, id: Id, life: Life) -> Result<Result<Filling, Cause>> {
+    pub fn begin(&mut self, id: Id, life: Life) -> Result<Result<Filling, Cause>> {
+        debug_assert_eq!(self.index.node(id).life, Life::Below);
         self.index.node_mut(id).life = life;
         let placed = self.place(id, life == Life::Filling);
         if !matches!(placed, Ok(Ok(_))) {
@@ -435,16 +428,9 @@ impl State {
 
     /// Takes out a block by its key, in whatever namespace.
     pub fn forget_key(&mut self, key: &BlockKey) {
-        for namespace in 0..self.tenants.namespaces().len() as u16 {
-            if let Some(id) = self.index.find(namespace, key) {
-                self.forget(id);
-            }
+        while let Some(id) = self.index.find_any(key) {
+            self.forget(id);
         }
-    }
-
-    /// Whether some namespace has a block with this key.
-    pub fn knows(&self, key: &BlockKey) -> bool {
-        (0..self.tenants.namespaces().len() as u16).any(|namespace| self.index.find(namespace, key).is_some())
     }
 
     // ---- room ----
@@ -478,7 +464,8 @@ impl State {
             if !self.admits(share, id, new) {
                 return Ok(Err(Cause::NotAdmitted));
             }
-            let Some(freed) = self.evict_for(share) else { break };
+            let makes_room = makes_room(&self.shares, share).into_iter().flatten();
+            let Some(freed) = makes_room.filter_map(|share| self.evict(share)).next() else { break };
             if self.slabs.class(freed) != Some(class) {
                 self.empty(freed.slab);
             }
@@ -493,19 +480,6 @@ impl State {
             && node.pins == 0
             && node.kept_until == 0
             && (node.place != 0 || node.object != 0 || !index.has_children(id))
-    }
-
-    /// A block goes for one of this share; the slot that it had. Those without a quota have what is left, so theirs go
-    /// first, and no others for theirs.
-    fn evict_for(&mut self, share: usize) -> Option<Slot> {
-        let freed = self.evict(0);
-        if freed.is_some() || share == 0 {
-            return freed;
-        }
-        // There is less than the quotas promise: who has most of its own makes room.
-        let left = |at: &usize| self.shares[*at].quota.unwrap_or(0).saturating_sub(self.shares[*at].used);
-        let most = (1..self.shares.len()).filter(|at| self.shares[*at].used > 0).min_by_key(left)?;
-        self.evict(most)
     }
 
     /// The next block of a share goes; the slot that it had.

@@ -21,6 +21,8 @@ const VERSION: u8 = 2;
 /// The topics of notifications that carry them.
 pub(crate) const REQUESTS: Topic = 1;
 pub(crate) const RESPONSES: Topic = 2;
+/// What a client waits for an answer, unless it says something else.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(5);
 /// The longest text.
 const MAX_TEXT: usize = 1024;
 /// The longest part of figures.

@@ -360,7 +360,7 @@ impl Source {
         // for that.
         let known = if same { node.place_in(to) } else { None };
         // One that was put again meanwhile is to be found: what is said of its key now would be said of it.
-        let removed = !same && !state.knows(key);
+        let removed = !same && state.index.find_any(key).is_none();
         match &written {
             Ok(Some(place)) if same && known.is_none() => state.note_written(id, to, *place),
             Ok(Some(place)) if to == Where::Object => state.freed.push(*place),

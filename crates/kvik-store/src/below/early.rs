@@ -4,13 +4,12 @@
 //! Invariant: what is said of a block counts for one that waits as for one that is known. A removal takes it, and what
 //! waits behind it; what is found of it later is found.
 
-use super::lock;
 use crate::figures::Where;
 use crate::state::State;
 use crate::tier::{Identity, Place};
 use crate::{BlockKey, NamespaceId};
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// See the module's text.
 pub(crate) struct Early {
@@ -24,6 +23,10 @@ struct Waiting {
     blocks: HashMap<BlockKey, Vec<(Identity, Place)>>,
     /// The keys of those that come after one; some of them may wait no longer.
     behind: HashMap<BlockKey, Vec<BlockKey>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Waiting {

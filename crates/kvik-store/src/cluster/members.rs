@@ -9,10 +9,10 @@
 use super::following::Following;
 use super::text;
 use crate::Counts;
-use crate::link::{Answers, DEADLINE, Link, unexpected};
+use crate::link::{Answers, Link, unexpected};
 use crate::placement::Lot;
 use crate::remote::Remote;
-use crate::wire::{Request, Response};
+use crate::wire::{DEADLINE, Request, Response};
 use kvik_core::{Code, EngineId, Error, Result};
 use kvik_engine::{Engine, Estimate};
 use std::sync::atomic::{AtomicU64, Ordering};

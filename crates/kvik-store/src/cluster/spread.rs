@@ -3,11 +3,11 @@
 use super::members::{Cluster, Member, Members, SHORTEST, is_loss};
 use crate::chain::Chain;
 use crate::early::Like;
-use crate::link::{Answers, DEADLINE, unexpected};
+use crate::link::{Answers, unexpected};
 use crate::placement::{Piece, pieces};
 use crate::service::answered_within;
 use crate::store::check_keys;
-use crate::wire::{Request, Response};
+use crate::wire::{DEADLINE, Request, Response};
 use crate::{BlockKey, NamespaceId, Shape};
 use kvik_core::{Error, Result};
 use kvik_engine::Engine;
