@@ -51,11 +51,15 @@ def compare(before: Machine, after: Machine, traffic: Traffic | None = None) -> 
 
 def _place(machine: Machine, device: str) -> str:
     """What a finding is about, by kind and order where it has an address."""
-    kinds = {"NIC": machine.nics, "GPU": machine.gpus, "NVMe": machine.nvmes}
-    for kind, devices in kinds.items():
-        for index, one in enumerate(devices):
-            if one.address is not None:
-                device = device.replace(one.address, f"{kind} {index}")
+    addresses = {
+        "NIC": [nic.address for nic in machine.nics],
+        "GPU": [gpu.address for gpu in machine.gpus],
+        "NVMe": [nvme.address for nvme in machine.nvmes],
+    }
+    for kind, of_kind in addresses.items():
+        for index, address in enumerate(of_kind):
+            if address is not None:
+                device = device.replace(address, f"{kind} {index}")
     return device
 
 
