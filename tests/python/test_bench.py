@@ -84,6 +84,13 @@ def test_wrong_options_end_with_status_2() -> None:
     ):
         result = runner.invoke(bench, ["transfer", *arguments])
         assert result.exit_code == 2, (arguments, result.output)
+    for arguments in (
+        ["context", "--json", "."],
+        ["checks", "--json", "no/folder"],
+        ["checks", "--page", "x"],
+    ):
+        result = runner.invoke(bench, arguments)
+        assert result.exit_code == 2, (arguments, result.output)
 
 
 def test_another_host_gets_tcp_alone_and_it_is_said() -> None:

@@ -144,6 +144,11 @@ def test_a_stopped_program_is_said_to_be_silent() -> None:
         with pytest.raises(StatError, match=r"does not answer: no answer within 3 s.*stopped"):
             found.snapshot(engine)
         assert time.monotonic() - begun < LIMIT
+        for arguments in ([], ["--prometheus"]):
+            done = CliRunner().invoke(stat, arguments)
+            assert "not shown" in done.stderr
+            assert engine[:8] in done.stderr
+            assert "runs in this network namespace" not in done.stdout
         os.kill(peer.pid, signal.SIGCONT)
         assert found.snapshot(engine)[0].name == "stopped"
 

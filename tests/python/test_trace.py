@@ -255,6 +255,10 @@ def test_only_what_begins_after_the_start_is_recorded_and_only_while_it_is(tmp_p
         with pytest.raises(StatError, match="one recording at a time"), asking(engine.id, "trace"):
             pass
         assert "exists" in command("record", engine.id, "-o", recording.path).output
+        refused = command("record", engine.id, "-o", tmp_path / "refused")
+        assert refused.exit_code == 1
+        assert "records this engine already" in refused.output
+        assert not (tmp_path / "refused").exists(), "and the same command can be tried again"
         move()
         assert len(recording.end().moved) == 1
 

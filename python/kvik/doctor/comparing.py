@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kvik.doctor.cost import Prediction, Traffic, predict
@@ -51,7 +52,7 @@ def compare(before: Machine, after: Machine, traffic: Traffic | None = None) -> 
 
 def _place(machine: Machine, device: str) -> str:
     """What a finding is about, by kind and order where it has an address."""
-    addresses = {
+    addresses: Mapping[str, Sequence[str | None]] = {
         "NIC": [nic.address for nic in machine.nics],
         "GPU": [gpu.address for gpu in machine.gpus],
         "NVMe": [nvme.address for nvme in machine.nvmes],

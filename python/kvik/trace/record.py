@@ -19,8 +19,10 @@ def record(wanted: str, seconds: float, path: Path, say: Callable[[str], None]) 
     what was recorded is in the file whatever happens. Raises TraceError.
     """
     try:
+        if path.exists():
+            raise FileExistsError(path)
         about = find(wanted)
-        # The file last: an engine that refuses leaves none.
+        # Made last: an engine that refuses leaves no file.
         with asking(about.engine, "trace") as question, path.open("xb", buffering=0) as out:
             say(f"recording engine {about.title} (pid {about.pid}) for {seconds:g} s; Ctrl-C ends it earlier")
             question.wait_until(time.monotonic() + seconds)

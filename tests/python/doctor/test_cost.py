@@ -1,11 +1,14 @@
 """What links carry, and what the article measured against what the model of a decode step says."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvik.doctor import Traffic, findings
 from kvik.doctor.comparing import compare
 from kvik.doctor.cost import change, predict
 from kvik.doctor.links import payload_share, pcie_gbs
+from kvik.doctor.model import Machine
 from tests.python.doctor.machines import STATES, recorded
 from tests.python.doctor.machines.desktops import BEFORE as BEFORE_MOVING
 from tests.python.doctor.machines.desktops import CHIPSETS
@@ -112,6 +115,37 @@ def test_the_reason_of_each_move_is_found() -> None:
     narrow = moved.new[0].cost
     assert narrow.gbs_could == pytest.approx(12.5)
     assert narrow.gbs_now == pytest.approx(3.938 * 256 / 280, rel=1e-3)
+
+
+def test_a_fault_of_another_device_is_another_one() -> None:
+    def broken(*names: str) -> Machine:
+        (nic,) = EXCHANGED.nics
+        (port,) = nic.ports
+        nics = [
+            replace(
+                nic, name=name, ports=(replace(port, counters={"symbol_error": 9 if name in names else 0}),)
+            )
+            for name in ("mlx5_0", "mlx5_1")
+        ]
+        return replace(EXCHANGED, nics=tuple(nics))
+
+    def told(before: Machine, after: Machine) -> tuple[list[str], list[str]]:
+        found = compare(before, after)
+        errors = [
+            [one.device for one in some if one.code == "port-errors"] for some in (found.gone, found.new)
+        ]
+        return errors[0], errors[1]
+
+    assert told(broken("mlx5_0", "mlx5_1"), broken("mlx5_0")) == (["mlx5_1"], [])
+    assert told(broken("mlx5_0"), broken("mlx5_1")) == (["mlx5_0"], ["mlx5_1"])
+    assert told(broken("mlx5_0"), broken("mlx5_0")) == ([], [])
+
+
+def test_a_counter_that_makes_no_sense_is_no_error_of_a_port() -> None:
+    (nic,) = EXCHANGED.nics
+    port = replace(nic.ports[0], counters={"port_rcv_packets": -1})
+    codes = {one.code for one in findings(replace(EXCHANGED, nics=(replace(nic, ports=(port,)),)))}
+    assert "port-errors" not in codes
 
 
 def test_a_gpu_with_all_lanes_beside_the_nic_has_no_findings() -> None:

@@ -1,0 +1,101 @@
+"""How commands end: in order also when told so twice, with the status that the documentation gives."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import kvik
+import kvik.cli
+from kvik.roles.ports import LOOPBACK, free_ports
+from kvik.trace import replay
+from tests.python.peers import LIMIT, engines
+from tests.python.store_rig import Rig, Served
+
+
+def test_a_store_that_is_told_to_end_again_and_again_sends_what_it_has_gathered(tmp_path: Path) -> None:
+    with Served("--object", f"file://{tmp_path}") as served, engines() as start:
+        Rig(start(), served.address).put(bytes(range(96)))
+        deadline = time.monotonic() + LIMIT
+        while served.process.poll() is None and time.monotonic() < deadline:
+            served.process.send_signal(signal.SIGTERM)
+            time.sleep(0.0005)  # the next signal comes while it ends
+        # One that comes when all is done may end the interpreter.
+        assert served.process.poll() in (0, -signal.SIGTERM)
+        assert [path for path in tmp_path.rglob("*") if path.is_file() and path.stat().st_size > 3 * 16384]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["store", "serve", "--log-size", "1GiB"], "--log-size goes with --log"),
+        (["store", "serve", "--object-size", "1GiB"], "--object-size goes with --object"),
+        (["store", "serve", "--object", "nowhere"], "nowhere"),
+        (["store", "stat", "nowhere"], "HOST:PORT"),
+        (["store", "doctor", "nowhere"], "HOST:PORT"),
+        (["emulator", "serve", "--model-shape", "none"], "none"),
+        (["router", "serve", "--prefill", "http://h:1/x?y", "--decode", "http://h:2"], "http://h:1/x?y"),
+        (["demo", "--logs", "/proc/none"], "/proc/none"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_status_2(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(kvik.cli.main, arguments)
+    assert (done.exit_code, said in done.output) == (2, True), done.output
+
+
+def test_ctrl_c_ends_with_status_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    @click.command()
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(kvik.cli, "load", lambda _entry: interrupted)
+    done = CliRunner().invoke(kvik.cli.main, ["bench"])
+    assert (done.exit_code, done.output) == (130, "interrupted\n")
+
+
+def test_an_emulator_says_in_one_line_what_it_cannot_have() -> None:
+    (port,) = free_ports(1)
+    with kvik.Engine(f"{LOOPBACK}:{port}"):
+        for arguments, said in (
+            (["--listen", "0.0.0.0:0"], "takes a `secret`"),
+            (["--listen", f"{LOOPBACK}:{port}"], f"{LOOPBACK}:{port}"),
+            (["--port", str(port)], f"{LOOPBACK}:{port}: Address already in use"),
+        ):
+            done = subprocess.run(
+                [sys.executable, "-m", "kvik", "emulator", "serve", *arguments],
+                capture_output=True, text=True, timeout=LIMIT, check=False,
+            )  # fmt: skip
+            assert done.returncode == 1, done.stderr
+            assert said in done.stderr
+            assert "Traceback" not in done.stderr
+
+
+def test_a_target_hears_from_a_replay_whose_turn_is_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[float] = []
+
+    class Target:
+        def cpu_s(self) -> float:
+            heard.append(time.perf_counter())
+            return 0.0
+
+    class Step:
+        def __init__(self, t: float) -> None:
+            self.moved = self
+            self.t = t
+
+    monkeypatch.setattr(replay, "_UNHEARD", 0.05)
+    one = object.__new__(replay.Replay)
+    one.options = replay.ReplayOptions("auto", 1.0, 1, 1, 4, "auto")
+    one._peer, one._steps, one._heard = Target(), [Step(0.0), Step(0.5)], time.perf_counter()  # type: ignore[assignment,list-item]
+    results = replay.Results.__new__(replay.Results)
+    results.late_s = 0.0
+    assert len(list(one._when_due(results))) == 2
+    assert len(heard) >= 2
+    assert time.perf_counter() - heard[0] >= 0.3, "it has gone on after the first time"
