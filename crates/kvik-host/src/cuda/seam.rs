@@ -152,10 +152,11 @@ impl DeviceStream for Marked {
     }
 
     fn wait(&mut self, mark: u64, limit: Duration) -> Result<(), HostError> {
-        if let Some((_, there)) = self.marks.iter_mut().find(|(number, _)| *number == mark) {
-            there.wait(&mut self.stream, limit)?;
-        }
-        self.reached().map(|_| ())
+        let there = self.marks.iter_mut().find(|(number, _)| *number == mark);
+        let waited = there.map_or(Ok(()), |(_, there)| there.wait(&mut self.stream, limit));
+        // Also where that failed: a mark of a device that is lost, by whatever call that was told, is to hold nothing.
+        self.reached()?;
+        waited
     }
 
     fn tell(&mut self, flag: &Arc<EventFd>) -> Result<(), HostError> {

@@ -282,12 +282,12 @@ impl Stream {
     pub fn mark(&mut self) -> Result<Mark, HostError> {
         self.device.settle();
         let device = self.device.0.clone();
-        let current = device.enter()?;
-        let event = self.record(&device, &current).inspect_err(|error| {
-            if is_over(error) {
-                self.held.clear();
-            }
-        })?;
+        let event =
+            device.enter().and_then(|current| self.record(&device, &current)).inspect_err(|error| {
+                if is_over(error) {
+                    self.held.clear();
+                }
+            })?;
         let held = std::mem::take(&mut self.held);
         Ok(Mark { device: self.device.clone(), event, held, done: false, asked: false })
     }
