@@ -42,8 +42,9 @@ def test_a_mutant_applies_and_names_tests_that_are_there(patch: Path) -> None:
         file_of = home / f"{modules[0]}.rs"
         if not home.is_dir():
             file_of = home.with_suffix(".rs")
-        elif target == "lib" and not file_of.exists():
-            file_of = home.joinpath(*modules[:-2]).with_suffix(".rs")  # the last but one is `tests`
+        elif target == "lib":
+            own = home.joinpath(*modules[:-2]).with_suffix(".rs")  # the last but one is `tests`
+            file_of = own if own.exists() else file_of
         if file_of.exists():
             text = file_of.read_text()
         else:
