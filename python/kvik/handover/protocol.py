@@ -417,7 +417,7 @@ class Load:
     remote_request_id: str
     groups: list[GroupLoad]
     deadline: float | None = None
-    unread: list[Unread] = field(default_factory=list)
+    unread: list[Unwanted] = field(default_factory=list)
 
     @property
     def blocks(self) -> int:
@@ -431,7 +431,7 @@ class Load:
 
 
 @dataclass
-class Unread:
+class Unwanted:
     """What nobody will read, of one group or of one part of a stream: tickets by prefill rank. `own` is what
     the request has a right to: who has not the offer's prompt ends nobody's offer."""
 
@@ -446,7 +446,7 @@ class Release:
     `release_deadline`."""
 
     request_id: str
-    parts: list[Unread]
+    parts: list[Unwanted]
     deadline: float | None = None
 
 

@@ -61,7 +61,7 @@ from kvik.handover.protocol import (
     Release,
     Send,
     StepPlan,
-    Unread,
+    Unwanted,
     server_shapes,
 )
 from kvik.handover.pulls import Phase, Pull
@@ -262,7 +262,7 @@ class SchedulerSide:
                 rank: text for rank, text in part.tickets.items() if not (wanted and part.readers[rank])
             }
             if unread:
-                load.unread.append(Unread(unread, part.own))
+                load.unread.append(Unwanted(unread, part.own))
         pull.parts = len(load.groups)
         self._plan.loads.append(load)
 
@@ -557,7 +557,7 @@ class SchedulerSide:
         if offer is None or not self._ranks:
             return
         if pull.stream is not None:
-            parts = [Unread(part.tickets, part.own) for part, _ in self._parts_of(pull)]
+            parts = [Unwanted(part.tickets, part.own) for part, _ in self._parts_of(pull)]
             if parts:
                 self._plan.releases.append(Release(request.request_id, parts, deadline))
             return
@@ -573,7 +573,7 @@ class SchedulerSide:
         """Give tickets of one group back."""
         mine = {rank: ticket for rank, ticket in tickets.items() if rank in own.parts}
         if mine:
-            self._plan.releases.append(Release(request.request_id, [Unread(mine, own)]))
+            self._plan.releases.append(Release(request.request_id, [Unwanted(mine, own)]))
 
     def _drop_pull(self, request: Any) -> dict[str, Any] | None:
         """The request is over: give back what was never taken, stop what is still loading. Returns what its

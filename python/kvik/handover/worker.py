@@ -49,7 +49,7 @@ from kvik.handover.protocol import (
     RankPlace,
     Send,
     StepPlan,
-    Unread,
+    Unwanted,
 )
 from kvik.handover.releasing import Due, Releasing
 from kvik.handover.report import LoadRecord, NicRecord, ReportFile, SendRecord, in_log, loaded
@@ -530,7 +530,7 @@ class WorkerSide:
             open_load.cancelled = True
             open_load.cancel()
 
-    def _mine(self, parts: Sequence[Unread]) -> list[list[Due]]:
+    def _mine(self, parts: Sequence[Unwanted]) -> list[list[Due]]:
         """This rank's share of what nobody reads, by part: each ticket has one releaser."""
         ranks, own = self._place.ranks, self._place.rank
         return [
