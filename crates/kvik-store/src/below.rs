@@ -11,6 +11,7 @@ use crate::object::{ObjectOptions, Objects};
 use crate::pulse::Pulse;
 use crate::state::{Gone, State};
 use crate::store::Store;
+use crate::sync::lock;
 use crate::tenants::Known;
 use crate::tier::{Found, Identity, Place, Tier, TierOwner};
 use crate::write::Soon;
@@ -20,7 +21,7 @@ use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -66,10 +67,6 @@ pub(crate) struct Blocks {
     /// A block was published, or given up.
     pub changed: Condvar,
     early: Early,
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Blocks {

@@ -5,12 +5,13 @@
 //! - Threads of their own read, and who asks waits for them until its deadline. So a disk that stops answering (a server
 //!   of NFS that is gone, say) keeps nobody from what is in memory: a call to it that hangs cannot be ended.
 
-use crate::below::{Below, Far, lock};
+use crate::below::{Below, Far};
 use crate::crew::Work;
 use crate::figures::Where;
 use crate::index::Life;
 use crate::state::Filling;
 use crate::store::Store;
+use crate::sync::lock;
 use crate::tier::{Identity, Place, Tier};
 use crate::{BlockKey, entry};
 use kvik_core::{Code, Error, Result};

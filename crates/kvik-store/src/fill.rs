@@ -7,7 +7,7 @@
 
 use crate::BlockKey;
 use crate::figures::Cause;
-use crate::index::{Id, Life};
+use crate::index::{Id, Node};
 use crate::state::{Filling, Reserved};
 use crate::store::{Store, check_keys};
 use crate::sums::{summed_layers, sums_after};
@@ -84,11 +84,11 @@ impl Store {
         }
         let mut again = false;
         for (at, key) in all.keys.iter().enumerate() {
-            again |= state.index.find(namespace, key).is_some_and(|id| {
-                let node = state.index.node(id);
-                node.life == Life::Below && (node.failed || if node.place != 0 { stopped } else { shut })
-            });
-            match state.reserve(namespace, before, *key, again) {
+            let is_brought = |below: &Node| {
+                again |= below.failed || if below.place != 0 { stopped } else { shut };
+                again
+            };
+            match state.reserve(namespace, before, *key, is_brought) {
                 Ok(Reserved::Here) => all.found.known += 1,
                 Ok(Reserved::Busy) => {
                     all.found.known += 1;
@@ -272,6 +272,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::index::Life;
     use crate::write::tests::{KEY, open, put, write};
 
     #[test]

@@ -60,6 +60,7 @@ mod sums;
 mod survey;
 #[cfg(test)]
 mod survey_tests;
+mod sync;
 mod tenants;
 mod tier;
 mod windows;

@@ -13,6 +13,7 @@
 
 use crate::link::{ANSWERS, Answer};
 use crate::no_thread;
+use crate::sync::lock;
 use crate::wire::{REQUESTS, RESPONSES, Request, Response};
 use kvik_core::{Code, EngineId, Error, Result};
 use kvik_engine::{Engine, Inbox, Message, To, Who};
@@ -20,17 +21,13 @@ use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a store is given to be met, and to answer, by the thread that tries again.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The times between two tries: the first, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 enum Health {
     Up(EngineId),

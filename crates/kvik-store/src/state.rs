@@ -145,8 +145,8 @@ impl State {
 
     // ---- coming ----
 
-    /// Looks at a block that somebody wants to bring, behind `parent`. One that lies below is here, unless it is to be
-    /// brought `again`.
+    /// Looks at a block that somebody wants to bring, behind `parent`. One that lies below is here, unless it
+    /// `is_brought` again.
     ///
     /// # Errors
     /// The machine has no memory.
@@ -155,12 +155,12 @@ impl State {
         namespace: u16,
         parent: Option<Id>,
         key: BlockKey,
-        again: bool,
+        is_brought: impl FnOnce(&Node) -> bool,
     ) -> Result<Reserved> {
         if let Some(id) = self.index.find(namespace, &key) {
             return Ok(match self.index.node(id).life {
                 Life::Filling => Reserved::Busy,
-                Life::Below if again => match self.begin(id, Life::Filling)? {
+                Life::Below if is_brought(self.index.node(id)) => match self.begin(id, Life::Filling)? {
                     Ok(filling) => Reserved::New(filling),
                     Err(cause) => Reserved::NoRoom(cause),
                 },

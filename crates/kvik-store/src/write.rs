@@ -5,12 +5,13 @@
 //! - What waits to be written soon is bounded: where the disk is slower than the network, some blocks are in memory only.
 //! - Who waits for blocks waits until its deadline. What a thread has begun by then ends by itself.
 
-use crate::below::{Meaning, lock};
+use crate::below::Meaning;
 use crate::crew::{Crew, Work};
 use crate::figures::Where;
 use crate::index::{Id, Life, Node};
 use crate::state::State;
 use crate::store::Store;
+use crate::sync::lock;
 use crate::tier::{Identity, Place, Tier};
 use crate::{BlockKey, Entry};
 use kvik_core::{Code, Error, Result};
@@ -412,7 +413,7 @@ pub(crate) mod tests {
 
     pub fn put(store: &Store) -> Id {
         let mut state = store.state();
-        let Ok(Reserved::New(filling)) = state.reserve(0, None, KEY, false) else { panic!("no room") };
+        let Ok(Reserved::New(filling)) = state.reserve(0, None, KEY, |_| false) else { panic!("no room") };
         let pages = state.slabs.pages(filling.slot.slab, [filling.slot.slot].into()).unwrap();
         let (id, sums) = (filling.id, pages.sums(shape().summed_layers()).unwrap());
         assert!(state.publish(filling, entry::sum_of(&sums)));

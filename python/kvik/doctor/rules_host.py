@@ -106,7 +106,7 @@ def _port(nic: Nic, port: Port) -> Iterator[Finding]:
 
 def _errors(nic: Nic, port: Port) -> Iterator[Finding]:
     hard = {name: port.counters[name] for name in _HARD_ERRORS if port.counters.get(name)}
-    packets = port.counters.get("port_rcv_packets", 0)
+    packets = max(port.counters.get("port_rcv_packets", 0), 0)
     retries = {
         name: count
         for name in _RETRIES

@@ -188,12 +188,11 @@ def main() -> None:
     )
     try:
         rank = Rank(setup, front)
-    except kvik.KvikError as error:  # what a setting asks for cannot be had: the text says it all
-        wire.send(front, Message("failed", {"text": f"{type(error).__name__}: {error}"}))
-        sys.exit(1)
     except Exception as error:
         # Whatever it is, the front has to know: it is what its user sees.
         wire.send(front, Message("failed", {"text": f"{type(error).__name__}: {error}"}))
+        if isinstance(error, kvik.KvikError):  # a setting that cannot be had: the text says it all
+            sys.exit(1)
         raise
     rank.run()
 

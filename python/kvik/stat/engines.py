@@ -16,7 +16,6 @@ from typing import Any
 
 PREFIX = "kvik-stat-"
 PROTOCOL = "kvik-stat/1"
-_ASKED_AT_ONCE = 16
 ANSWER_SECONDS = 3.0
 """For an engine to answer; one that runs does in about a millisecond."""
 
@@ -24,6 +23,7 @@ _MESSAGE = 1 << 20
 _LISTENING = 0x10000  # __SO_ACCEPTCON in the flags of /proc/net/unix
 _CREDENTIALS = struct.Struct("iII")
 _SHORTEST_ID = 4
+_ASKED_AT_ONCE = 16
 
 
 class StatError(Exception):

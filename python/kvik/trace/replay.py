@@ -251,8 +251,9 @@ class Replay:
         for step in self._steps:
             due = (step.moved.t - first) / (self.options.speed or 1.0)
             ahead = due - (time.perf_counter() - begun)
-            while ahead > 0 and not pause.wait(min(ahead, _UNHEARD)):
-                self._be_heard()
+            while ahead > 0:
+                self._be_heard()  # before the wait, or the call would come as late as that takes
+                pause.wait(min(ahead, _UNHEARD))
                 ahead = due - (time.perf_counter() - begun)
             results.late_s = max(results.late_s, -ahead)
             yield step

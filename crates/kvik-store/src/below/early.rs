@@ -6,10 +6,11 @@
 
 use crate::figures::Where;
 use crate::state::State;
+use crate::sync::lock;
 use crate::tier::{Identity, Place};
 use crate::{BlockKey, NamespaceId};
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 /// See the module's text.
 pub(crate) struct Early {
@@ -23,10 +24,6 @@ struct Waiting {
     blocks: HashMap<BlockKey, Vec<(Identity, Place)>>,
     /// The keys of those that come after one; some of them may wait no longer.
     behind: HashMap<BlockKey, Vec<BlockKey>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Waiting {

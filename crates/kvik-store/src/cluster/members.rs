@@ -12,11 +12,12 @@ use crate::Counts;
 use crate::link::{Answers, Link, unexpected};
 use crate::placement::Lot;
 use crate::remote::Remote;
+use crate::sync::lock;
 use crate::wire::{DEADLINE, Request, Response};
 use kvik_core::{Code, EngineId, Error, Result};
 use kvik_engine::{Engine, Estimate};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// Members of a store, at most: each has a thread that meets it.
@@ -111,10 +112,6 @@ pub(crate) fn is_loss(error: &Error) -> bool {
             | Code::TransportUnavailable
             | Code::NotificationsFull
     )
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Cluster {
