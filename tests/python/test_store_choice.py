@@ -22,10 +22,11 @@ def test_what_is_unknown_is_fetched_and_known_then() -> None:
         assert (choice.fetch, choice.reason, choice.nbytes) == (True, "faster", 16 * BLOCK)
         assert choice.estimated is not None
         assert 0 < choice.estimated <= ALWAYS
-        # All but one of sixteen against fetching are followed.
-        reasons = [rig.store.choose(16, NEVER).reason for _ in range(16)]
-        assert reasons == ["slower"] * 15 + ["refresh"]
-        counts = {"faster": 1, "unknown": 1, "slower": 15, "refresh": 1, "unavailable": 0}
+        # Most choices against fetching are followed: all but the second, and ever fewer after it.
+        reasons = [rig.store.choose(16, NEVER).reason for _ in range(10)]
+        assert [at for at, reason in enumerate(reasons) if reason == "refresh"] == [1, 4, 9]
+        assert set(reasons) == {"slower", "refresh"}
+        counts = {"faster": 1, "unknown": 1, "slower": 7, "refresh": 3, "unavailable": 0}
         assert rig.store.choices() == counts
         del rig.bytes
 

@@ -4,8 +4,9 @@
 //! - Choosing sends nothing and waits for nothing: it compares with what was measured before.
 //! - What the engine has measured is of single transfers, of which a get has several at a time, and sums what they
 //!   bring. So its estimate is multiplied by what earlier gets have taken to what was estimated of them ([`Gauge`]).
-//! - What is unknown is fetched: so it becomes known. And of what computing would be faster at, one in [`REFRESH`] is
-//!   fetched all the same: nothing else would tell that fetching has become faster.
+//! - What is unknown is fetched: so it becomes known. And of what computing would be faster at, some is fetched all the
+//!   same, as nothing else would tell that fetching has become faster: the second, then after 2, 4 and 8 more, and from
+//!   then on one in [`REFRESH`]. So an estimate that rests on one unlucky transfer does not last.
 
 use kvik_core::EngineId;
 use kvik_engine::{Engine, Estimate};
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Of so many choices against fetching, one is for it.
+/// Of so many choices against fetching one is for it, when as many as that have found that it takes longer.
 const REFRESH: u64 = 16;
 /// How much the gets before count when one has ended.
 const KEEP: f64 = 0.75;
@@ -78,6 +79,34 @@ pub(crate) struct Choices {
     counts: [AtomicU64; Reason::ALL.len()],
     /// Seconds that gets took for each that was estimated; none before the first get that could be estimated.
     ratio: Mutex<Option<f64>>,
+    against: Mutex<Against>,
+}
+
+/// The choices against fetching since one was for it.
+#[derive(Clone, Copy)]
+struct Against {
+    /// How many there were since the last attempt.
+    since: u64,
+    /// How many there are before the next one.
+    wait: u64,
+}
+
+impl Default for Against {
+    fn default() -> Against {
+        Against { since: 0, wait: 1 }
+    }
+}
+
+impl Against {
+    /// One more: whether fetching is tried all the same.
+    fn again(&mut self) -> Reason {
+        if self.since < self.wait {
+            self.since += 1;
+            return Reason::Slower;
+        }
+        *self = Against { since: 0, wait: (2 * self.wait).min(REFRESH - 1) };
+        Reason::Refresh
+    }
 }
 
 /// Tells, when a get has ended, how long it has taken beside what was estimated of it: at its beginning, or, of the
@@ -105,11 +134,15 @@ impl Choices {
     pub fn choose(&self, bytes: u64, estimate: Option<Estimate>, recompute: Duration) -> Choice {
         let ratio = self.ratio.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or(1.0);
         let fetch = estimate.map(|estimate| estimate.total.mul_f64(ratio));
+        let mut against = self.against.lock().unwrap_or_else(PoisonError::into_inner);
         let reason = match fetch {
-            None => Reason::Unknown,
-            Some(fetch) if fetch <= recompute => Reason::Faster,
-            Some(_) => self.against(),
+            Some(fetch) if fetch > recompute => against.again(),
+            known => {
+                *against = Against::default();
+                if known.is_some() { Reason::Faster } else { Reason::Unknown }
+            }
         };
+        drop(against);
         self.count(reason);
         Choice { reason, bytes, estimate, fetch, recompute }
     }
@@ -134,11 +167,6 @@ impl Choices {
     /// How often each was chosen, by name.
     pub fn counts(&self) -> [(&'static str, u64); Reason::ALL.len()] {
         Reason::ALL.map(|reason| (reason.name(), self.of(reason)))
-    }
-
-    fn against(&self) -> Reason {
-        let before = self.of(Reason::Slower) + self.of(Reason::Refresh);
-        if before % REFRESH == REFRESH - 1 { Reason::Refresh } else { Reason::Slower }
     }
 
     fn of(&self, reason: Reason) -> u64 {
@@ -191,12 +219,17 @@ mod tests {
     }
 
     #[test]
-    fn one_in_sixteen_against_fetching_is_for_it() {
+    fn fetching_is_tried_again_ever_less_often() {
         let choices = Choices::default();
-        let reasons: Vec<Reason> =
-            (0..48).map(|_| choices.choose(1, estimate(200), COMPUTING).reason).collect();
-        let fetched: Vec<usize> =
-            reasons.iter().enumerate().filter(|(_, reason)| reason.fetches()).map(|(at, _)| at).collect();
-        assert_eq!(fetched, [15, 31, 47]);
+        let tried = |count: usize| -> Vec<usize> {
+            (0..count)
+                .filter(|_| choices.choose(1, estimate(200), COMPUTING).reason.fetches())
+                .collect()
+        };
+        let once = vec![1, 4, 9, 18, 34, 50];
+        assert_eq!(tried(60), once);
+        // Fetching has been faster meanwhile: what is slower after that may be chance again.
+        assert_eq!(choices.choose(1, estimate(50), COMPUTING).reason, Reason::Faster);
+        assert_eq!(tried(60), once);
     }
 }

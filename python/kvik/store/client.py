@@ -176,9 +176,10 @@ class Store:
 
         recompute: seconds that computing takes, as the caller knows it. They are compared with what the
         engine has measured of its own transfers with the store (`Engine.estimate`), and what gets took beside
-        that. Nothing is sent; whether the store has the blocks is not asked. What is unknown is fetched, and
-        so is one in 16 of what computing would be faster at: by that it is seen when fetching has become
-        faster. Of a store within the process nothing is measured.
+        that. Nothing is sent; whether the store has the blocks is not asked. What is unknown is fetched. Of
+        what computing would be faster at the second is fetched all the same, then one after 2, 4 and 8 more,
+        and from then on one in 16: by that it is seen when fetching has become faster, or was only measured
+        at a bad moment. Of a store within the process nothing is measured.
 
         Raises InvalidArgument for seconds below 0, EngineClosed.
         """
