@@ -220,7 +220,7 @@ impl Peers {
     pub fn on_life(&self, session: u64, event: &Proto) {
         let Some(peer) = self.of(session) else { return };
         if let Proto::Goodbye(_) = event {
-            return self.table.goodbye(&peer);
+            return self.table.goodbye(&peer, session);
         }
         // Silence and its end may be heard of by two threads: what holds now is told.
         let _telling = lock(&self.telling);
