@@ -49,6 +49,7 @@ struct Entry {
     reached: Option<SocketAddr>,
     sessions: BTreeMap<u64, Standing>,
     last_session: u64,
+    /// It was told to be silent.
     suspect: bool,
     /// Every session that is left ends by the peer's goodbye, or the last one did.
     goodbye: bool,
@@ -68,6 +69,8 @@ struct Entry {
 struct Standing {
     /// The peer closes it in order: the whole engine, or one connection of two.
     goodbye: bool,
+    /// Nothing was heard in it for half of the time after which the peer is dead.
+    silent: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -153,7 +156,7 @@ impl PeerTable {
             (entry.reached, entry.addresses) = (Some(reached), addresses);
         }
         (entry.moved, entry.last_session) = (clock, session);
-        (entry.suspect, entry.goodbye, entry.restarted, entry.lost) = (false, false, false, None);
+        (entry.goodbye, entry.restarted, entry.lost) = (false, false, None);
         entry.sessions.insert(session, Standing::default());
         entry.sessions.len() == 1
     }
@@ -183,11 +186,21 @@ impl PeerTable {
         true
     }
 
-    /// Notes that a peer is silent, or was heard again: true when that is news.
-    pub fn suspect(&self, peer: &Identity, suspect: bool) -> bool {
+    /// Notes whether a session is silent.
+    pub fn note_silence(&self, peer: &Identity, session: u64, silent: bool) {
         let mut known = lock(&self.known);
-        let Some(entry) = known.peers.get_mut(peer) else { return false };
-        std::mem::replace(&mut entry.suspect, suspect) != suspect
+        let entry = known.peers.get_mut(peer);
+        if let Some(standing) = entry.and_then(|entry| entry.sessions.get_mut(&session)) {
+            standing.silent = silent;
+        }
+    }
+
+    /// Whether a peer is silent, which it is when each of its sessions is; none when that was told before.
+    pub fn tell_silence(&self, peer: &Identity) -> Option<bool> {
+        let mut known = lock(&self.known);
+        let entry = known.peers.get_mut(peer).filter(|entry| !entry.sessions.is_empty())?;
+        let suspect = entry.sessions.values().all(|standing| standing.silent);
+        (std::mem::replace(&mut entry.suspect, suspect) != suspect).then_some(suspect)
     }
 
     /// The peer closes a session in order. Where there is another one, that says nothing of the peer: of two
@@ -440,6 +453,30 @@ mod tests {
             });
             assert!(ended == [false, true] && !peers.comes_back(&peer(1)));
         }
+    }
+
+    #[test]
+    fn a_peer_is_silent_when_each_of_its_sessions_is() {
+        let peers = PeerTable::default();
+        let begin = |session| peers.begun(peer(1), session, "", at(), HOUR);
+        let end = |session| peers.ended(peer(1), session, &error(Code::PeerLost), true, HOUR);
+        let tell = || peers.tell_silence(&peer(1));
+        assert!(begin(1) && !begin(2) && tell().is_none());
+        peers.note_silence(&peer(1), 1, true);
+        assert_eq!(tell(), None, "it is heard in the other one");
+        peers.note_silence(&peer(1), 2, true);
+        assert_eq!((tell(), tell()), (Some(true), None));
+        peers.note_silence(&peer(1), 1, false);
+        assert_eq!((tell(), tell()), (Some(false), None));
+        // Its end leaves the silent one, and a new one is heard.
+        assert!(!end(1));
+        assert_eq!((tell(), tell()), (Some(true), None));
+        assert!(!begin(3));
+        assert_eq!((tell(), tell()), (Some(false), None));
+        assert!(!end(2) && tell().is_none());
+        peers.note_silence(&peer(1), 3, true);
+        assert_eq!((tell(), end(3), tell()), (Some(true), true, None));
+        assert!(begin(4) && tell().is_none());
     }
 
     #[test]
