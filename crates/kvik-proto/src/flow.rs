@@ -102,6 +102,8 @@ pub(crate) struct Flow<R> {
     pub borrowing: Option<Borrowing>,
     /// Its end was reported ahead of its conclusion: a work request of it cannot be left yet.
     pub reported: bool,
+    /// The peer's `End` was answered ahead of it.
+    pub answered: bool,
 }
 
 /// Where a copy takes its bytes from.

@@ -168,7 +168,8 @@ pub enum Frame {
         /// Success, or what went wrong.
         outcome: Result<()>,
     },
-    /// Answer to `End`: this side takes no further part either.
+    /// Answer to `End`: this side takes no further part either. Of a transfer over [`Path::OneSided`]: none of its
+    /// operations is in flight any more, and none will be.
     Ended {
         /// The transfer.
         transfer: u64,

@@ -350,7 +350,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     /// Of a work request that a NIC had and that must stop, nothing is on the wire any more, and nothing will be; a device
     /// of this side still has something of it, which [`Node::work_done`] waits for. The session need not end for it.
     pub fn work_landed(&mut self, id: &mut WorkId) {
-        self.with_transfers(id.session(), |transfers, _| id.landed(transfers));
+        self.with_transfers(id.session(), |transfers, cx| id.landed(transfers, cx));
     }
 
     /// This engine's NICs are reached at other addresses from now on: whoever uses them is told.

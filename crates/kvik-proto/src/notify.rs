@@ -142,6 +142,11 @@ impl Notes {
         self.topics.values().all(|line| line.unanswered.is_empty())
     }
 
+    /// Whether the end of the session would lose some: sent or come, and not taken.
+    pub fn are_open(&self) -> bool {
+        self.topics.values().any(|line| !line.unanswered.is_empty() || !line.held.is_empty())
+    }
+
     /// The deadline that comes next.
     pub fn due(&self) -> Option<Duration> {
         self.topics.values().filter_map(|line| line.deadlines.first()).map(|(at, _)| *at).min()

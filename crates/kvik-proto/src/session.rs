@@ -241,7 +241,7 @@ impl<R: Clone> Session<R> {
     pub fn tick(&mut self, now: Duration, call: &mut Call<'_, R>) {
         while let Some(due) = self.due().filter(|due| *due <= now) {
             if self.connection.as_ref().is_some_and(|connection| connection.due() == due) {
-                let busy = self.transfers.flows().len() > 0;
+                let busy = self.transfers.flows().len() > 0 || self.notes.are_open();
                 let beat = self.parts(call).2.beat(now, busy);
                 match beat {
                     Beat::On => {}

@@ -182,6 +182,7 @@ impl Peers {
         if self.table.begun(peer, session, name, at, boottime()) {
             self.base.observers.events.publish(Event::PeerUp(self.table.who(&peer), "connected"));
         }
+        self.tell_silence(&peer);
         if let Some(met) = met {
             met.set(Ok(self.table.who(&peer)));
         }
@@ -204,8 +205,11 @@ impl Peers {
         let last = self.table.ended(peer, session, error, again, boottime());
         let lost = last.then(|| self.table.who(&peer));
         observers.inboxes.ended(session, lost.as_ref().map(|who| (who, error)));
-        if let Some(who) = lost.filter(|_| !setup.is_closed()) {
-            observers.events.publish(Event::PeerLost(who, error.clone()));
+        if !setup.is_closed() {
+            if let Some(who) = lost {
+                observers.events.publish(Event::PeerLost(who, error.clone()));
+            }
+            self.tell_silence(&peer);
         }
         drop(telling);
         observers.events.forget(session);
@@ -220,19 +224,25 @@ impl Peers {
     pub fn on_life(&self, session: u64, event: &Proto) {
         let Some(peer) = self.of(session) else { return };
         if let Proto::Goodbye(_) = event {
-            return self.table.goodbye(&peer);
+            return self.table.goodbye(&peer, session);
         }
         // Silence and its end may be heard of by two threads: what holds now is told.
         let _telling = lock(&self.telling);
-        let (events, suspect) =
-            (&self.base.observers.events, self.base.node(|node, _| node.is_suspect(session)));
-        match self.table.suspect(&peer, suspect) {
-            true if suspect => {
+        let silent = self.base.node(|node, _| node.is_suspect(session));
+        self.table.note_silence(&peer, session, silent);
+        self.tell_silence(&peer);
+    }
+
+    /// The user hears whether a peer is silent, where that has changed. Under the lock for telling.
+    fn tell_silence(&self, peer: &Identity) {
+        let (events, who) = (&self.base.observers.events, || self.table.who(peer));
+        match self.table.tell_silence(peer) {
+            Some(true) => {
                 log::info!(engine:% = self.base.setup.id(), peer:% = peer.engine; "the peer is silent");
-                events.publish(Event::PeerSuspect(self.table.who(&peer)));
+                events.publish(Event::PeerSuspect(who()));
             }
-            true => events.publish(Event::PeerUp(self.table.who(&peer), "heard again")),
-            false => {}
+            Some(false) => events.publish(Event::PeerUp(who(), "heard again")),
+            None => {}
         }
     }
 

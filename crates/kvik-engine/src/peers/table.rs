@@ -16,7 +16,7 @@ use crate::events::Who;
 use crate::sync::lock;
 use kvik_core::{Code, EngineId, Error, Incarnation, Result};
 use kvik_proto::Identity;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::SocketAddr;
 use std::sync::Mutex;
 use std::time::Duration;
@@ -47,9 +47,11 @@ struct Entry {
     addresses: Vec<SocketAddr>,
     /// At which of them it was reached last.
     reached: Option<SocketAddr>,
-    sessions: BTreeSet<u64>,
+    sessions: BTreeMap<u64, Standing>,
     last_session: u64,
+    /// It was told to be silent.
     suspect: bool,
+    /// Every session that is left ends by the peer's goodbye, or the last one did.
     goodbye: bool,
     /// When the last session ended.
     lost_at: Duration,
@@ -60,6 +62,15 @@ struct Entry {
     begun_at: Duration,
     tried: Option<Redial>,
     moved: u64,
+}
+
+/// How a session stands.
+#[derive(Default)]
+struct Standing {
+    /// The peer closes it in order: the whole engine, or one connection of two.
+    goodbye: bool,
+    /// Nothing was heard in it for half of the time after which the peer is dead.
+    silent: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -94,6 +105,13 @@ impl Known {
             self.schedule(oldest, None);
             self.peers.remove(&oldest);
         }
+    }
+}
+
+impl Entry {
+    /// To be called while there is a session, after what changes that.
+    fn note_goodbyes(&mut self) {
+        self.goodbye = self.sessions.values().all(|standing| standing.goodbye);
     }
 }
 
@@ -138,8 +156,8 @@ impl PeerTable {
             (entry.reached, entry.addresses) = (Some(reached), addresses);
         }
         (entry.moved, entry.last_session) = (clock, session);
-        (entry.suspect, entry.goodbye, entry.restarted, entry.lost) = (false, false, false, None);
-        entry.sessions.insert(session);
+        (entry.goodbye, entry.restarted, entry.lost) = (false, false, None);
+        entry.sessions.insert(session, Standing::default());
         entry.sessions.len() == 1
     }
 
@@ -149,7 +167,11 @@ impl PeerTable {
         known.clock += 1;
         let clock = known.clock;
         let Some(entry) = known.peers.get_mut(&peer) else { return false };
-        if !entry.sessions.remove(&session) || !entry.sessions.is_empty() {
+        if entry.sessions.remove(&session).is_none() {
+            return false;
+        }
+        if !entry.sessions.is_empty() {
+            entry.note_goodbyes();
             return false;
         }
         (entry.moved, entry.lost_at, entry.suspect, entry.lost) = (clock, now, false, Some(error.clone()));
@@ -164,16 +186,31 @@ impl PeerTable {
         true
     }
 
-    /// Notes that a peer is silent, or was heard again: true when that is news.
-    pub fn suspect(&self, peer: &Identity, suspect: bool) -> bool {
+    /// Notes whether a session is silent.
+    pub fn note_silence(&self, peer: &Identity, session: u64, silent: bool) {
         let mut known = lock(&self.known);
-        let Some(entry) = known.peers.get_mut(peer) else { return false };
-        std::mem::replace(&mut entry.suspect, suspect) != suspect
+        let entry = known.peers.get_mut(peer);
+        if let Some(standing) = entry.and_then(|entry| entry.sessions.get_mut(&session)) {
+            standing.silent = silent;
+        }
     }
 
-    pub fn goodbye(&self, peer: &Identity) {
-        if let Some(entry) = lock(&self.known).peers.get_mut(peer) {
-            entry.goodbye = true;
+    /// Whether a peer is silent, which it is when each of its sessions is; none when that was told before.
+    pub fn tell_silence(&self, peer: &Identity) -> Option<bool> {
+        let mut known = lock(&self.known);
+        let entry = known.peers.get_mut(peer).filter(|entry| !entry.sessions.is_empty())?;
+        let suspect = entry.sessions.values().all(|standing| standing.silent);
+        (std::mem::replace(&mut entry.suspect, suspect) != suspect).then_some(suspect)
+    }
+
+    /// The peer closes a session in order. Where there is another one, that says nothing of the peer: of two
+    /// connections that were made at once, one is closed so.
+    pub fn goodbye(&self, peer: &Identity, session: u64) {
+        let mut known = lock(&self.known);
+        let Some(entry) = known.peers.get_mut(peer) else { return };
+        if let Some(standing) = entry.sessions.get_mut(&session) {
+            standing.goodbye = true;
+            entry.note_goodbyes();
         }
     }
 
@@ -360,7 +397,7 @@ mod tests {
         assert_eq!(peers.next_redial(), None);
         let peers = PeerTable::default();
         peers.begun(peer(1), 1, "", at(), HOUR);
-        peers.goodbye(&peer(1));
+        peers.goodbye(&peer(1), 1);
         assert!(peers.ended(peer(1), 1, &error(Code::PeerLost), true, HOUR));
         assert_eq!(peers.next_redial(), None);
         let peers = PeerTable::default();
@@ -384,6 +421,62 @@ mod tests {
         // It was not so after all.
         peers.begun(peer(1), 3, "", None, HOUR);
         peers.check(&peer(1)).unwrap();
+    }
+
+    #[test]
+    fn the_goodbye_of_one_connection_of_two_is_none_of_the_peers() {
+        let both = || {
+            let peers = PeerTable::default();
+            peers.begun(peer(1), 1, "", at(), HOUR);
+            peers.begun(peer(1), 2, "", None, HOUR);
+            peers
+        };
+        let end = |peers: &PeerTable, session, again| {
+            peers.ended(peer(1), session, &error(Code::PeerLost), again, HOUR)
+        };
+        let peers = both();
+        peers.goodbye(&peer(1), 2);
+        assert!(!end(&peers, 2, false) && end(&peers, 1, true));
+        assert!(peers.comes_back(&peer(1)), "a peer that was lost is not dialled again");
+        assert_eq!(peers.peer(&peer(1), 1, HOUR).state, PeerState::Dead);
+        // One that closes says goodbye in both, and what comes of that comes in any order.
+        for ends in [[1, 2], [2, 1]] {
+            let peers = both();
+            ends.iter().for_each(|session| peers.goodbye(&peer(1), *session));
+            assert_eq!(ends.map(|session| end(&peers, session, true)), [false, true]);
+            assert!(!peers.comes_back(&peer(1)));
+            assert_eq!(peers.peer(&peer(1), 1, HOUR).state, PeerState::Draining);
+            let peers = both();
+            let ended = ends.map(|session| {
+                peers.goodbye(&peer(1), session);
+                end(&peers, session, true)
+            });
+            assert!(ended == [false, true] && !peers.comes_back(&peer(1)));
+        }
+    }
+
+    #[test]
+    fn a_peer_is_silent_when_each_of_its_sessions_is() {
+        let peers = PeerTable::default();
+        let begin = |session| peers.begun(peer(1), session, "", at(), HOUR);
+        let end = |session| peers.ended(peer(1), session, &error(Code::PeerLost), true, HOUR);
+        let tell = || peers.tell_silence(&peer(1));
+        assert!(begin(1) && !begin(2) && tell().is_none());
+        peers.note_silence(&peer(1), 1, true);
+        assert_eq!(tell(), None, "it is heard in the other one");
+        peers.note_silence(&peer(1), 2, true);
+        assert_eq!((tell(), tell()), (Some(true), None));
+        peers.note_silence(&peer(1), 1, false);
+        assert_eq!((tell(), tell()), (Some(false), None));
+        // Its end leaves the silent one, and a new one is heard.
+        assert!(!end(1));
+        assert_eq!((tell(), tell()), (Some(true), None));
+        assert!(!begin(3));
+        assert_eq!((tell(), tell()), (Some(false), None));
+        assert!(!end(2) && tell().is_none());
+        peers.note_silence(&peer(1), 3, true);
+        assert_eq!((tell(), end(3), tell()), (Some(true), true, None));
+        assert!(begin(4) && tell().is_none());
     }
 
     #[test]

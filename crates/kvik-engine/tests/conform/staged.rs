@@ -60,6 +60,25 @@ staged! {
         stalls(pair, gpu);
         assert_eq!(sessions(pair), before, "the session with the peer was cut for a GPU of this side");
     }
+    fn an_owner_that_takes_its_pages_back_waits_for_no_gpu_of_the_peer_s(pair, gpu, nic) {
+        let before = sessions(pair);
+        for (op, copy) in [(Op::Read, "cuMemcpyHtoDAsync_v2"), (Op::Write, "cuMemcpyDtoHAsync_v2")] {
+            let (there, here) = pair.regions(PAGES, PAGE);
+            let grant = pair.grant(op, &whole(&there, PAGE));
+            gpu.say("stall");
+            let copies = gpu.count(copy);
+            let transfer = pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE);
+            wait_until("a copy to be begun", || gpu.count(copy) > copies);
+            grant.revoke(PATIENCE).unwrap();
+            there.close(PATIENCE).unwrap();
+            let error = transfer.wait(Some(PATIENCE)).unwrap_err();
+            assert_eq!(error.code, Code::PagesQuarantined, "{error}");
+            assert_eq!(code(here.close(Duration::ZERO)), Code::RegionBusy);
+            gpu.say("release");
+            here.close(PATIENCE).unwrap();
+        }
+        assert_eq!(sessions(pair), before, "the session with the peer was cut for a GPU of this side");
+    }
     fn a_read_is_done_only_when_the_gpu_has_its_bytes(pair, gpu, nic) {
         gpu.say("delay micros=20000");
         for _ in 0..4 {

@@ -1,11 +1,13 @@
-//! Networks between two engines: one that damages data (it flips one bit of what the owner sends on a channel), and one
-//! on which a connection is slower than the others.
+//! Networks between two engines: one that damages data (it flips one bit of what the owner sends on a channel), one on
+//! which a connection is slower than the others, and one that holds a connection up, and breaks it.
 
 use crate::common::*;
+use crate::events::expect;
 use kvik_core::{Code, Ticket};
-use kvik_engine::{Event, PeerState, Preference, TransferOptions, Verify};
+use kvik_engine::{Engine, Event, PeerState, Preference, TransferOptions, Verify};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc;
 use std::thread::{sleep, spawn};
 use std::time::Duration;
 
@@ -121,4 +123,55 @@ fn a_goodbye_that_the_ends_of_data_channels_overtake_is_still_one() {
     assert!(error.text.contains("in order"), "{error}");
     let peer = &reader.peers()[0];
     assert!(peer.state == PeerState::Dead && !peer.reconnecting, "{peer:?}");
+}
+
+/// Passes connections on to `to`, and gives them; the first one waits for a word.
+fn gated_proxy(to: SocketAddr) -> (SocketAddr, mpsc::Sender<()>, mpsc::Receiver<TcpStream>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let ((open, opened), (tell, came)) = (mpsc::channel(), mpsc::channel());
+    spawn(move || {
+        for number in 0.. {
+            let Ok((near, _)) = listener.accept() else { return };
+            // Nobody may ask for the later ones.
+            let _ = tell.send(near.try_clone().unwrap());
+            if number == 0 && opened.recv().is_err() {
+                return;
+            }
+            let Ok(far) = TcpStream::connect(to) else { return };
+            let (near_too, far_too) = (near.try_clone().unwrap(), far.try_clone().unwrap());
+            spawn(move || pass(near, far, None));
+            spawn(move || pass(far_too, near_too, None));
+        }
+    });
+    (address, open, came)
+}
+
+#[test]
+fn the_connection_that_is_left_of_two_heals_by_itself() {
+    let mut both = [engine(Preference::Tcp), engine(Preference::Tcp)];
+    // Of two connections that were made at once, that of the lower id stays.
+    both.sort_by_key(Engine::id);
+    let [low, high] = &both;
+    let count = |of: &str| low.stats().iter().find(|(name, _)| *name == of).unwrap().1;
+    let (there, here) =
+        ([low, high].map(|engine| region(engine, 1, 1)), [low, high].map(|engine| region(engine, 1, 2)));
+    let of_low = low.grant(&all(&there[0]), many()).unwrap();
+    let of_high = high.grant(&all(&there[1]), many()).unwrap();
+    let (proxy, open, came) = gated_proxy(high.addresses()[0]);
+    let through = Ticket { addresses: vec![proxy], ..of_high.ticket().clone() };
+    let first = low.read(&all(&here[0]), &through, None, within(PATIENCE)).unwrap();
+    let connection = came.recv_timeout(PATIENCE).unwrap();
+    read(high, &all(&here[1]), of_low.ticket()).unwrap();
+    assert_eq!(count("sessions_opened"), 1);
+    open.send(()).unwrap();
+    wait_until("the second connection", || count("sessions_opened") == 2);
+    first.wait(Some(PATIENCE)).unwrap();
+    wait_until("the end of the first one", || count("sessions_lost") == 1);
+
+    let events = low.events().unwrap();
+    connection.shutdown(Shutdown::Both).unwrap();
+    expect(&events, "peer_lost", 3.0);
+    expect(&events, "peer_up", 6.0);
+    assert_eq!(low.peers()[0].state, PeerState::Up);
 }

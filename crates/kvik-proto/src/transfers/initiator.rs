@@ -127,6 +127,7 @@ impl<R: Clone> Open<R> {
             lending: None,
             borrowing: None,
             reported: false,
+            answered: false,
         }
     }
 }

@@ -177,9 +177,9 @@ impl<R: Clone> Transfers<R> {
 
     /// Looks whether a flow has come to its end.
     fn settle(&mut self, transfer: u64, cx: &mut Context<'_, R>) {
-        let Some(flow) = self.flows.get(&transfer) else { return };
+        let Some(flow) = self.flows.get_mut(&transfer) else { return };
         if flow.is_touched() {
-            return;
+            return work::end_ahead(flow, cx);
         }
         if flow.peer_done {
             return self.conclude(transfer, Ok(()), cx);

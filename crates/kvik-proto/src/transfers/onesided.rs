@@ -3,7 +3,8 @@
 //! The owner's code is not in the path: bytes land late and in any order, after the grant was checked, and may land
 //! after the session has died. So its pages are its own again at the first step of reclaiming that succeeds:
 //! 1. the initiator has answered. It ends a transfer, or answers an end, only when each of its posted operations
-//!    was delivered or never left;
+//!    was delivered or never left, and posts nothing for it any more. A device of its own may still have something of the
+//!    initiator's pages, which says nothing of the owner's;
 //! 2. the path was cut: [`crate::Event::Fence`] asks for it, [`crate::SessionCalls::fenced`] tells that it is done. An
 //!    operation that was posted and did not complete can vouch for nothing, not even after the initiator has cut its
 //!    own side (what is on the wire still lands): so it ends the session, and with it both sides cut;

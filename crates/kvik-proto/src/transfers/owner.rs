@@ -273,5 +273,6 @@ fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
         lending: None,
         borrowing: None,
         reported: false,
+        answered: false,
     }
 }

@@ -47,10 +47,11 @@ impl WorkId {
     /// Nothing of a NIC's work request is on the wire any more, and nothing of it will be: only a device of this side still
     /// has something of it. From now on it is as one that no NIC has: how it ends says nothing of the link, and nobody need
     /// cut that to be sure of it.
-    pub(crate) fn landed<R>(&mut self, transfers: &mut Transfers<R>) {
+    pub(crate) fn landed<R: Clone>(&mut self, transfers: &mut Transfers<R>, cx: &mut Context<'_, R>) {
         let was_posted = std::mem::take(&mut self.posted);
         if let Some(flow) = transfers.flows.get_mut(&self.key.1).filter(|_| was_posted) {
             flow.posted = flow.posted.saturating_sub(1);
+            end_ahead(flow, cx);
         }
     }
 }
@@ -269,12 +270,10 @@ impl<R: Clone> Transfers<R> {
             None => error,
         };
         flow.reported = true;
-        let tells = !flow.is_own() && !flow.peer_ended && !std::mem::replace(&mut flow.end_sent, true);
-        let finished = finished(flow, Err(error.clone()));
+        flow.stop = Some(error.clone());
+        let finished = finished(flow, Err(error));
         cx.tell(Event::Finished(finished));
-        if tells {
-            cx.send_end(id.key.1, Err(error));
-        }
+        end_ahead(flow, cx);
     }
 
     /// The transfer has something to send, and takes its turn.
@@ -333,9 +332,26 @@ pub(super) fn name_peer<R: Clone>(own: bool, error: Error, cx: &mut Context<'_, 
 pub(super) fn tell_end<R: Clone>(flow: &Flow<R>, outcome: &Result<()>, cx: &mut Context<'_, R>) {
     let transfer = flow.key.1;
     match (flow.peer_ended, flow.end_sent) {
+        (true, _) if flow.answered => {}
         (true, _) => cx.send(&Frame::Ended { transfer }),
         (false, true) => {}
         (false, false) => cx.send_end(transfer, outcome.clone()),
+    }
+}
+
+/// Tells the peer of a stopped flow that this side has ended, ahead of the conclusion, as soon as no NIC has anything of
+/// it: what a device of this side still has is no reason for the owner to wait, or to cut the session. An end of the
+/// peer's is answered; one of this side's own is told once it was reported here.
+pub(super) fn end_ahead<R: Clone>(flow: &mut Flow<R>, cx: &mut Context<'_, R>) {
+    let transfer = flow.key.1;
+    let Some(error) = flow.stop.as_ref().filter(|_| flow.posted == 0 && !flow.is_own()) else { return };
+    if flow.peer_ended {
+        // On other paths this side's device may have something of the owner's pages, and nobody waits for this.
+        if flow.work == Work::Post && !std::mem::replace(&mut flow.answered, true) {
+            cx.send(&Frame::Ended { transfer });
+        }
+    } else if flow.reported && !std::mem::replace(&mut flow.end_sent, true) {
+        cx.send_end(transfer, Err(error.clone()));
     }
 }
 

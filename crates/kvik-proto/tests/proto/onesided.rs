@@ -5,7 +5,8 @@ use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Right, Use};
 use kvik_proto::{
-    Batch, Claim, FlowKey, Op, Path, Reclaim, ReclaimCounts, WorkKind, WorkOutcome, WorkRequest,
+    Batch, Check, Claim, FlowKey, Op, Open, Path, Reclaim, ReclaimCounts, WorkId, WorkKind, WorkOutcome,
+    WorkRequest,
 };
 use std::time::Duration;
 
@@ -21,13 +22,17 @@ struct Posted {
 const DONE: WorkOutcome = WorkOutcome::Done { extents: 1, verify: Duration::ZERO };
 
 fn posted(op: Op) -> Posted {
+    checked(op, Check::No)
+}
+
+fn checked(op: Op, check: Check) -> Posted {
     let (mut world, session) = World::one_sided_pair(3);
     let layout = layout(3, 8192);
     let (here, there) = (Mem::for_layout(&layout, 1), Mem::for_layout(&layout, 2));
     let all = view(&layout, &[0, 1, 2]);
     let right = if op == Op::Write { Right::Write } else { Right::Read };
     let grant = world.grant(1, &there, &all, right, Use::Once(1));
-    let open = world.open(0, grant, op, Path::OneSided, Some((&here, &all)));
+    let open = Open { check, ..world.open(0, grant, op, Path::OneSided, Some((&here, &all))) };
     let key = world.begin(0, session, open);
     world.settle();
     let request =
@@ -42,6 +47,26 @@ impl Posted {
 
     fn done(&mut self, outcome: WorkOutcome) {
         self.world.peers[0].node.work_done(self.request.id, outcome);
+        self.world.pump(0);
+        self.world.settle();
+    }
+
+    fn next(&mut self) -> WorkRequest<Mem> {
+        let now = self.world.now;
+        self.world.peers[0].node.session(self.session).next_of(Path::OneSided, Claim::Next, now).unwrap()
+    }
+
+    /// Nothing of the first chunk is on the wire any more; a device of the initiator's still has something of it.
+    fn landed(&mut self) {
+        self.world.peers[0].node.work_landed(&mut self.request.id);
+        self.world.pump(0);
+        self.world.settle();
+    }
+
+    /// A device does not come to its end.
+    fn stuck(&mut self, id: WorkId) {
+        let error = Error::new(Code::PagesQuarantined, "a device has its pages in use");
+        self.world.peers[0].node.work_stuck(id, error);
         self.world.pump(0);
         self.world.settle();
     }
@@ -181,6 +206,82 @@ fn a_revoked_grant_waits_for_the_initiator_to_answer() {
         assert_eq!(p.world.code(0, p.key), Some(Code::GrantRevoked));
         assert_eq!(p.world.peers[1].node.quarantined(), 0);
         p.assert_reclaims(Reclaim::Released, Reclaim::Acknowledged);
+        p.world.assert_quiet();
+        p.world.assert_no_leak();
+    }
+}
+
+/// A device of the initiator's has pages of the initiator's: the owner gets its own back meanwhile, and nobody cuts
+/// anything.
+#[test]
+fn a_device_of_the_initiator_holds_up_no_end_of_the_grant() {
+    for op in [Op::Read, Op::Write] {
+        let mut p = posted(op);
+        p.world.end_grant(1, p.grant, GrantState::Revoked);
+        p.world.settle();
+        assert!(!p.is_free(), "its pages were called free under a NIC");
+        p.landed();
+        assert!(p.is_free(), "its pages wait for a device of the initiator's");
+        assert!(p.world.outcome(0, p.key).is_none(), "the device has the initiator's pages");
+        p.stuck(p.request.id);
+        assert_eq!(p.world.code(0, p.key), Some(Code::PagesQuarantined));
+        p.world.advance(ms(60_000));
+        assert!(p.world.peers.iter().all(|peer| peer.downs.is_empty() && peer.asked_to_fence.is_empty()));
+        p.done(WorkOutcome::Void);
+        p.assert_reclaims(Reclaim::Released, Reclaim::Acknowledged);
+        p.world.assert_quiet();
+        p.world.assert_no_leak();
+    }
+}
+
+/// The same of a part that a device of the initiator's sums: no NIC has anything of it.
+#[test]
+fn a_sum_of_the_initiator_holds_up_no_end_of_the_grant() {
+    for op in [Op::Read, Op::Write] {
+        let mut p = checked(op, Check::All);
+        for request in [p.next(), p.next()] {
+            p.world.peers[0].node.work_done(request.id, DONE);
+        }
+        p.world.peers[0].hold = true;
+        p.done(DONE);
+        let sums = p.world.running.iter().filter(|running| running.peer == 0);
+        assert!(sums.count() > 0 && !p.is_free(), "the initiator sums nothing");
+        p.world.end_grant(1, p.grant, GrantState::Revoked);
+        p.world.settle();
+        assert!(p.is_free(), "its pages wait for a device of the initiator's");
+        p.world.advance(ms(10_000));
+        assert!(p.world.outcome(0, p.key).is_none() && p.world.peers[1].downs.is_empty());
+        p.world.peers[0].hold = false;
+        p.world.settle();
+        assert_eq!(p.world.code(0, p.key), Some(Code::GrantRevoked));
+        p.world.assert_quiet();
+        p.world.assert_no_leak();
+    }
+}
+
+/// One part is stuck in a device, another one is still on the wire: what is told vouches for both.
+#[test]
+fn a_stuck_device_vouches_for_no_nic() {
+    for (op, revoked) in [(Op::Read, false), (Op::Write, false), (Op::Read, true), (Op::Write, true)] {
+        let mut p = posted(op);
+        let other = p.next();
+        match revoked {
+            true => p.world.end_grant(1, p.grant, GrantState::Revoked),
+            false => p.world.cancel(0, p.key),
+        }
+        p.world.settle();
+        p.landed();
+        p.stuck(p.request.id);
+        assert_eq!(p.world.code(0, p.key), Some(Code::PagesQuarantined));
+        p.world.end_grant(1, p.grant, GrantState::Revoked);
+        p.world.settle();
+        assert!(!p.is_free(), "its pages were called free under a NIC");
+        // It comes off the wire, and the device has still something of the first part.
+        p.world.peers[0].node.work_done(other.id, WorkOutcome::Void);
+        p.world.pump(0);
+        p.world.settle();
+        assert!(p.is_free(), "its pages wait for a device of the initiator's");
+        p.done(WorkOutcome::Void);
         p.world.assert_quiet();
         p.world.assert_no_leak();
     }

@@ -4,6 +4,7 @@ use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, Right, Use};
 use kvik_proto::{Join, JoinKind, LAST_WORD, MAX_CHANNELS, Op, Path};
+use std::sync::Arc;
 
 fn readable(world: &mut World, owner: usize) -> GrantId {
     let layout = layout(4, 8192);
@@ -158,6 +159,35 @@ fn two_connections_become_one_and_nothing_fails() {
             assert_eq!(peer.node.sessions(), [winner]);
         }
         assert!(world.peers[0].downs[0].1.text.contains("in order"), "the goodbye arrived");
+        world.assert_no_leak();
+    }
+}
+
+/// A program may take a notification late: until then the connection that it came on is needed.
+#[test]
+fn a_second_connection_stays_while_a_notification_of_it_is_not_taken() {
+    for senders in [vec![0], vec![1], vec![0, 1]] {
+        let mut world = World::new(2, 1);
+        let (winner, loser) = (world.connect(0, 1), world.connect(1, 0));
+        let (payload, deadline) = (Arc::from([1]), world.now + ms(30_000));
+        for from in &senders {
+            let node = &mut world.peers[*from].node;
+            node.session(loser).notify(7, &payload, deadline).unwrap();
+            world.pump(*from);
+        }
+        world.advance(ms(10_000));
+        for peer in &world.peers {
+            assert!(peer.downs.is_empty() && peer.note_ends.is_empty(), "{senders:?}: {:?}", peer.downs);
+        }
+        for from in &senders {
+            let note = world.peers[1 - from].notes.pop_front().expect("a notification");
+            world.peers[1 - from].node.session(loser).note_taken(note.topic, note.number);
+            world.pump(1 - from);
+        }
+        world.settle();
+        assert!(senders.iter().all(|from| world.peers[*from].note_ends[&(loser, 7, 1)].is_ok()));
+        world.advance(ms(6000));
+        assert!(world.peers.iter().all(|peer| peer.node.sessions() == [winner]), "{senders:?}");
         world.assert_no_leak();
     }
 }

@@ -31,6 +31,7 @@ impl World {
             }
             output.clear();
         }
+        self.release_kept();
         self.check_engine(at);
     }
 
@@ -90,7 +91,10 @@ impl World {
             Some(code) => self.check_failure(index, code),
         }
         if let Some(arena) = begun.arena.clone() {
-            self.release(at, &arena, begun.lease);
+            match code {
+                Some(Code::PagesQuarantined) => self.kept.push((at, arena, begun.lease)),
+                _ => self.release(at, &arena, begun.lease),
+            }
         }
     }
 

@@ -26,11 +26,22 @@ pub struct Running {
     /// What was read of the first half.
     read: Vec<u8>,
     stale: bool,
+    /// Who waits for it was told that its device does not come to its end.
+    stuck: bool,
 }
 
 impl Running {
     pub fn new(engine: usize, link: Option<usize>, request: WorkRequest<Mem>) -> Running {
-        Running { engine, link, channel: 0, request, chunk: None, read: Vec::new(), stale: false }
+        Running {
+            engine,
+            link,
+            channel: 0,
+            request,
+            chunk: None,
+            read: Vec::new(),
+            stale: false,
+            stuck: false,
+        }
     }
 }
 
@@ -161,7 +172,23 @@ impl World {
         to
     }
 
+    /// A device does not come to the end of what was left, for now.
+    fn stick(&mut self, at: usize) -> Option<usize> {
+        let running = &mut self.running[at];
+        if running.stuck || !running.request.stop.load(Ordering::Acquire) || !self.devices.once_in(8) {
+            return None;
+        }
+        running.stuck = true;
+        let (engine, id) = (running.engine, running.request.id);
+        let error = Error::new(Code::PagesQuarantined, "a device has its pages in use");
+        self.engines[engine].node.work_stuck(id, error);
+        Some(engine)
+    }
+
     pub fn finish(&mut self, at: usize) -> usize {
+        if let Some(engine) = self.stick(at) {
+            return engine;
+        }
         let mut running = self.running.swap_remove(at);
         let engine = running.engine;
         let left = running.request.stop.load(Ordering::Acquire) || self.is_cut(&running);

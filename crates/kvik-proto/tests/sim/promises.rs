@@ -30,6 +30,16 @@ impl World {
         arena.release(lease, self.rng.0 ^ 0xDEAD);
     }
 
+    /// What a device had is free when it has nothing of it any more.
+    pub fn release_kept(&mut self) {
+        for (engine, arena, lease) in std::mem::take(&mut self.kept) {
+            match self.is_touched(engine, lease) {
+                true => self.kept.push((engine, arena, lease)),
+                false => self.release(engine, &arena, lease),
+            }
+        }
+    }
+
     /// P2, P3, P4: what holds between any two steps of an engine.
     pub fn check_engine(&self, at: usize) {
         let engine = &self.engines[at];

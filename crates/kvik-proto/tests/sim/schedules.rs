@@ -31,7 +31,7 @@ fn whatever_happens_the_promises_are_kept() {
 }
 
 /// What never happened was never tried.
-const OUTCOMES: [&str; 24] = [
+const OUTCOMES: [&str; 25] = [
     "ok",
     "cancelled",
     "grant_revoked",
@@ -49,6 +49,7 @@ const OUTCOMES: [&str; 24] = [
     "checksum_mismatch",
     "stale_generation",
     "transport_unavailable",
+    "pages_quarantined",
     "joined",
     "not_joined",
     "notifications_full",

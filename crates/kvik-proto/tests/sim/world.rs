@@ -104,7 +104,11 @@ pub struct World {
     pub by_grant: HashMap<GrantId, usize>,
     pub begun: Vec<Begun>,
     pub regrants: usize,
+    /// Memory whose owner was told that a device still has something of it: engine and lease.
+    pub kept: Vec<(usize, Rc<Arena>, u64)>,
     pub rng: Rng,
+    /// What devices do.
+    pub devices: Rng,
     pub coverage: Coverage,
     leases: u64,
 }
@@ -126,7 +130,9 @@ impl World {
             by_grant: HashMap::new(),
             begun: Vec::new(),
             regrants: 0,
+            kept: Vec::new(),
             rng: Rng(seed.wrapping_mul(0x2545_F491_4F6C_DD1D)),
+            devices: Rng(seed),
             coverage: Coverage::default(),
             leases: 0,
         }
