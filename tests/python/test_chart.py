@@ -160,6 +160,25 @@ def test_what_is_off_is_not_there() -> None:
     assert ("NetworkPolicy", "kvik-router") not in kinds
 
 
+def test_the_client_of_helm_test_is_known_to_etcd_as_servers_are() -> None:
+    """It asks etcd for the servers: with the same variables, files, and group that may read them."""
+    found = rendered("etcd-tls", tests=True)
+    (test,) = [item for item in found if item["kind"] == "Pod"]
+    (client,), server = test["spec"]["containers"], workloads_of(found)["kvik-store"]
+    assert [entry for entry in client["env"] if entry["name"].startswith("ETCDCTL_")] == [
+        entry for entry in server.container["env"] if entry["name"].startswith("ETCDCTL_")
+    ]
+    for mine, of_server in (
+        (client["volumeMounts"], server.container["volumeMounts"]),
+        (test["spec"]["volumes"], server.pod["volumes"]),
+    ):
+        assert [one for one in of_server if one["name"] == "etcd-client"]
+        assert [one for one in of_server if one["name"] != "log"] == [
+            one for one in mine if one["name"] != "store"
+        ]
+    assert test["spec"]["securityContext"]["fsGroup"] == server.pod["securityContext"]["fsGroup"]
+
+
 def test_a_policy_for_nobody() -> None:
     """No clients and no readers of metrics: a policy that lets nobody in, not one that is missing."""
     (policy,) = [item for item in rendered("everything") if item["kind"] == "NetworkPolicy"]
