@@ -2,6 +2,7 @@
 
 import ast
 import html
+import re
 from functools import cache
 
 import click
@@ -10,7 +11,7 @@ from sphinx.util.inventory import InventoryFile
 
 import kvik
 from kvik.cli import main
-from tests.docs.pages import ROOT
+from tests.docs.pages import ROOT, pages
 from tests.docs.test_links import SITE, Html
 
 STUB = ROOT / "python" / "kvik" / "_native.pyi"
@@ -78,3 +79,10 @@ def test_the_rust_reference_is_in_the_site() -> None:
     """The crates that the page names."""
     for crate in ("kvik_core", "kvik_engine", "kvik_observe", "kvik_proto"):
         assert (SITE / "rust" / crate / "index.html").is_file()
+
+
+def test_series_of_vllm_have_the_names_that_they_are_read_by() -> None:
+    """Prometheus puts `_total` behind the name of a counter, and all but one of these are counters."""
+    named = {name for one in pages() for name in re.findall(r"vllm:kvik_[a-z_]+", one.path.read_text())}
+    assert "vllm:kvik_grants_expired_total" in named
+    assert [name for name in named if not name.endswith(("_", "_total", ":kvik_load_seconds"))] == []

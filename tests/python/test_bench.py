@@ -512,6 +512,22 @@ def test_a_short_run_measures_and_checks_every_cell(tmp_path: Path, layout: str,
     assert "equal in 4 of 4 cells" in ended.stdout
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("checks", "--page", "16KiB", "--pages", "5", "--rounds", "2", "--turn", "0.01"),
+        ("context", "--shape", "tiny", "--tokens", "64", "--memory", "8MiB"),
+    ],
+)
+def test_standard_output_has_nothing_but_json(words: tuple[str, ...]) -> None:
+    """With `--json -`; what is for people is on standard error."""
+    ended = CliRunner().invoke(bench, [*words, "--json", "-"])
+    assert ended.exit_code == 0, ended.output
+    assert json.loads(ended.stdout)["machine"]
+    assert "GB/s" in ended.stderr
+    assert "GB/s" in CliRunner().invoke(bench, words).stdout
+
+
 def test_a_wrong_byte_ends_the_run_with_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = pattern.Mismatch(page=3, source_page=4, offset=17, found=0, expected=1, holds=None)
     monkeypatch.setattr(pattern, "check", lambda *_: wrong)

@@ -17,7 +17,7 @@ import yaml
 
 from tests.python import charts
 from tests.python.charts import CHART, FILES, leaves, refused, rendered, schema_of, values
-from tests.python.manifests import FOLDER, Workload, objects, with_log, workloads_of
+from tests.python.manifests import FOLDER, Workload, objects, with_log, workloads, workloads_of
 from tests.python.pods import Cluster
 from tests.python.store_checks import CHECKS, Objects
 from tests.python.test_deploy import VERSIONS, command_of
@@ -25,6 +25,9 @@ from tests.python.test_deploy import VERSIONS, command_of
 EVERY = ("", *FILES)
 NAMES = [name or "defaults" for name in EVERY]
 WITH_STORE = [name for name in EVERY if name != "router-only"]
+RESTART = "kubectl rollout restart " + " ".join(
+    f"statefulset/{name}" for name, workload in workloads("emulator-store").items() if workload.is_engine
+)
 LOG_ON = "store.log.enabled=true"
 # Labels that helm's own conventions ask for, and the manifests do without.
 HELMS = {f"app.kubernetes.io/{name}" for name in ("instance", "managed-by", "name", "version")} | {
@@ -157,6 +160,25 @@ def test_what_is_off_is_not_there() -> None:
     assert ("NetworkPolicy", "kvik-router") not in kinds
 
 
+def test_the_client_of_helm_test_is_known_to_etcd_as_servers_are() -> None:
+    """It asks etcd for the servers: with the same variables, files, and group that may read them."""
+    found = rendered("etcd-tls", tests=True)
+    (test,) = [item for item in found if item["kind"] == "Pod"]
+    (client,), server = test["spec"]["containers"], workloads_of(found)["kvik-store"]
+    assert [entry for entry in client["env"] if entry["name"].startswith("ETCDCTL_")] == [
+        entry for entry in server.container["env"] if entry["name"].startswith("ETCDCTL_")
+    ]
+    for mine, of_server in (
+        (client["volumeMounts"], server.container["volumeMounts"]),
+        (test["spec"]["volumes"], server.pod["volumes"]),
+    ):
+        assert [one for one in of_server if one["name"] == "etcd-client"]
+        assert [one for one in of_server if one["name"] != "log"] == [
+            one for one in mine if one["name"] != "store"
+        ]
+    assert test["spec"]["securityContext"]["fsGroup"] == server.pod["securityContext"]["fsGroup"]
+
+
 def test_a_policy_for_nobody() -> None:
     """No clients and no readers of metrics: a policy that lets nobody in, not one that is missing."""
     (policy,) = [item for item in rendered("everything") if item["kind"] == "NetworkPolicy"]
@@ -186,7 +208,14 @@ def test_notes(name: str, tmp_path: Path) -> None:
     config = [item for item in rendered(name) if item["kind"] == "ConfigMap"]
     assert all(item["data"]["address"] in said for item in config)
     assert ("helm test kvik" in said) == bool(config)
+    assert (RESTART in said) == bool(config)
     assert ("service/kvik-router" in said) == (name != "store-only")
+
+
+def test_the_docs_say_how_engines_take_another_address() -> None:
+    """Their variables stay as they were at their start, and the chart has no engines to start again."""
+    text = (CHART.parents[2] / "docs" / "deploy.md").read_text()
+    assert RESTART in text.partition("**An upgrade**")[2].partition("\n## ")[0]
 
 
 def test_the_table_of_the_docs() -> None:

@@ -2,8 +2,11 @@
 
 import json
 import random
+import socket
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,13 +16,18 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kvik
+from kvik.bench import control
+from kvik.bench.errors import BenchError
+from kvik.bench.stream import CHUNKS, StreamInitiator
+from kvik.bench.target import serve
 from kvik.stat.engines import StatError, asking
-from kvik.trace import file
+from kvik.trace import file, replay
 from kvik.trace.cli import trace
 from kvik.trace.file import Dims, Moved, Trace, TraceError
 from kvik.trace.pattern import Elements
 from kvik.trace.record import record
-from kvik.trace.replay import Replay, ReplayOptions, Results, execute, plan
+from kvik.trace.replay import Replay, ReplayOptions, Results, execute, plan, target_options
+from kvik.trace.target import ReplayPeer, ReplayTarget
 from tests.python.peers import LIMIT, engines, random_seed, until
 
 PAGES = 24
@@ -187,6 +195,87 @@ def test_a_replay_that_moves_other_pages_is_found_out(
     monkeypatch.setattr(Replay, "begin", elsewhere)
     with pytest.raises(Exception, match=r"found 0x.*expected 0x"):
         execute(Results(options(), trace), None, None, lambda _: None)
+
+
+class SlowTransfer:
+    """A transfer whose end is known so many seconds after it began."""
+
+    def __init__(self, transfer: kvik.Transfer, seconds: float) -> None:
+        self._transfer, self._end = transfer, time.monotonic() + seconds
+
+    def wait(self, timeout: float | None = None) -> kvik.Report:
+        """As a transfer does."""
+        left = max(self._end - time.monotonic(), 0.0)
+        if timeout is not None and timeout < left:
+            pass_by(timeout)
+            raise kvik.WaitTimeout("it goes on")
+        pass_by(left)
+        return self._transfer.wait(LIMIT)
+
+
+def pass_by(seconds: float) -> None:
+    """Take that long: a slow link or memory is nothing but time."""
+    threading.Event().wait(seconds)
+
+
+@contextmanager
+def peer_in_a_thread(*_: object) -> Iterator[ReplayPeer]:
+    """A target in this process, whose patience a test can change."""
+    ours, theirs = socket.socketpair()
+
+    def target() -> None:
+        with theirs, suppress(BenchError):  # the replay sees the connection end, and says so
+            serve(control.Connection(theirs), target_options(options(), "127.0.0.1:0"), None, ReplayTarget)
+
+    thread = threading.Thread(target=target, daemon=True)
+    thread.start()
+    peer = ReplayPeer(control.Connection(ours), None)
+    try:
+        yield peer
+    finally:
+        peer.close()
+        thread.join(LIMIT)
+
+
+@pytest.mark.parametrize("slow", ["stream", "memcpy", "transfer"])
+def test_a_target_waits_for_what_takes_longer_than_its_patience(
+    recorded: tuple[Path, Trace, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    """Each slow part takes three times as long as the target waits for a word."""
+    _, trace, done = recorded
+    patience, count, payload = 0.5, len(done), sum(one["bytes"] for one in done)
+    rate, turns = payload / (3 * patience), list[int]()
+    turn, gather, begin = StreamInitiator.turn, Replay._gather, Replay.begin
+
+    def hurry(*_: object) -> tuple[int, float]:
+        monkeypatch.setattr(control, "IDLE_SECONDS", patience)
+        return CHUNKS[0], rate if slow == "stream" else 1e15
+
+    def paced(self: StreamInitiator, op: str, total: int, chunk: int) -> None:
+        turns.append(total)
+        if slow == "stream":
+            pass_by(total / rate)
+        turn(self, op, total, chunk)
+
+    def paused(self: Replay, *arguments: Any) -> None:
+        if slow == "memcpy":
+            pass_by(3 * patience / count)
+        gather(self, *arguments)
+
+    def late(self: Replay, step: Any) -> Any:
+        transfer, hurried = begin(self, step), patience == control.IDLE_SECONDS
+        return SlowTransfer(transfer, 3 * patience) if slow == "transfer" and hurried else transfer
+
+    monkeypatch.setattr(replay, "_UNHEARD", 0.05)
+    monkeypatch.setattr(replay, "_peer", peer_in_a_thread)
+    monkeypatch.setattr(replay, "fastest_chunk", hurry)
+    monkeypatch.setattr(StreamInitiator, "turn", paced)
+    monkeypatch.setattr(Replay, "_gather", paused)
+    monkeypatch.setattr(Replay, "begin", late)
+    results = Results(options(inflight=count), trace)
+    execute(results, None, None, lambda _: None)
+    assert [series.payload for series in (results.kvik, results.memcpy, results.stream)] == [payload] * 3
+    assert sum(turns) == payload
 
 
 def test_the_commands_show_and_replay(

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,8 @@ from kvikbuild.stage import Context, StageError
 RECIPE = "2"  # raise it when the way an environment is made changes
 TRIES = 4
 VLLM_VERSION = "0.32.0+cpu"
+_REFUSED = re.compile(r"(?<![\w./:-])40[34](?![\w/-]|\.\w)")
+"""A status of HTTP as a word: addresses and sums have such numbers in them too."""
 
 
 @contextlib.contextmanager
@@ -183,15 +186,15 @@ def _with_retries(context: Context, argv: Sequence[object], env: dict[str, str],
 def _refusal(said: str) -> str:
     """The line with which a registry said no, as opposed to a network that failed."""
     signs = (
-        "403",
-        "404",
         "No solution found",
         "No matching distribution",
         "Hash mismatch",
         "not find a version",
     )
     for line in said.splitlines():
-        if any(sign in line for sign in signs):
+        if line.startswith("$ "):
+            continue  # the command itself
+        if _REFUSED.search(line) or any(sign in line for sign in signs):
             return line.strip()
     return ""
 

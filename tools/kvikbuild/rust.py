@@ -47,6 +47,7 @@ def target_dir(context: Context) -> Path:
 def hold_cache(context: Context) -> None:
     """Make room if the cache is too big, fill a new checkout's part of it, and keep it from being removed for
     as long as this process lives."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
     lock = (cache_dir() / "target.lock").open("w")
     if not _held and _try_exclusive(lock):
         _make_room(context, target_dir(context))

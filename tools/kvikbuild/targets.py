@@ -365,7 +365,7 @@ def lock(context: Context) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a target; of `test`, only the stages that are named, if any."""
+    """Run a target, or only those of its stages that are named; gives the exit status, 2 for a wrong name."""
     if not arguments:
         print(f"usage: build.py TARGET [STAGE...]; targets: {', '.join([*TARGETS, 'lock', 'clean'])}")
         return 2
@@ -379,6 +379,10 @@ def main(arguments: Sequence[str]) -> int:
     unknown = [name for name in (target, *only) if name not in TARGETS and name not in STAGES]
     if target not in TARGETS or unknown:
         print(f"no such target or stage: {' '.join(unknown or [target])}; stages: {' '.join(STAGES)}")
+        return 2
+    others = [name for name in only if name not in TARGETS[target]]
+    if others:
+        print(f"not among the stages of {target}: {' '.join(others)}; it has {' '.join(TARGETS[target])}")
         return 2
     chosen = [STAGES[name] for name in TARGETS[target] if not only or name in only]
     left_out = [

@@ -221,7 +221,7 @@ def checks(
         costs, copied = execute(plan, lambda text: click.echo(text, err=True))
     except (kvik.KvikError, BenchError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    _print(costs, copied, plan, click.echo)
+    _print(costs, copied, plan, lambda text: click.echo(text, err=json_file == "-"))
     if json_file is not None:
         content = {
             "plan": {**vars(plan)},

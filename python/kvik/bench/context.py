@@ -232,6 +232,6 @@ def context(
         outcome = execute(order, lambda text: click.echo(text, err=True))
     except (kvik.KvikError, BenchError, OSError) as error:
         raise click.ClickException(str(error)) from error
-    _print(outcome, order, click.echo)
+    _print(outcome, order, lambda text: click.echo(text, err=json_file == "-"))
     if json_file is not None:
         write(json_file, {"outcome": asdict(outcome), "machine": facts.collect()})

@@ -25,13 +25,15 @@ def container_findings(machine: Machine) -> Iterator[Finding]:
 
 
 def _cpu(limits: Limits, every: set[int], rate: tuple[float, float, str]) -> Iterator[Finding]:
-    allowed = len(processors(limits.cpus_allowed)) if limits.cpus_allowed else None
+    allowed = len(processors(limits.cpus_allowed)) if limits.cpus_allowed else len(every)
+    confined: list[tuple[float, str]] = []
     if limits.cpu_quota is not None:
-        have, by = limits.cpu_quota, "its control groups give it"
-    elif allowed is not None and allowed < len(every):
-        have, by = float(allowed), f"of {len(every)} processors it may use"
-    else:
+        confined.append((limits.cpu_quota, "its control groups give it"))
+    if allowed < len(every):
+        confined.append((float(allowed), f"of {len(every)} processors it may use"))
+    if not confined:
         return
+    have, by = min(confined)
     gbs, cost, source = rate
     need = max(gbs * 1e9 / 2**30 * cost, _LEAST)
     if have < need:

@@ -275,9 +275,14 @@ class Replay:
         return reports
 
     def _end_of(self, transfer: kvik.Transfer) -> kvik.Report:
-        report = transfer.wait()
-        self._be_heard()
-        return report
+        while True:
+            try:
+                report = transfer.wait(_UNHEARD)
+            except kvik.WaitTimeout:
+                self._be_heard()
+            else:
+                self._be_heard()
+                return report
 
     def _be_heard(self) -> None:
         """Ask the target something now and then: one that hears nothing takes this side for gone."""
@@ -296,7 +301,9 @@ class Replay:
             self._gather(step, scratch)
             after = time.perf_counter()
             latencies.append(after - before)
-            payload, before = payload + step.moved.bytes, after
+            payload += step.moved.bytes
+            self._be_heard()
+            before = time.perf_counter()
         return Slice(payload, before - begun, time.process_time() - cpu, 0.0, tuple(latencies))
 
     def _gather(self, step: Step, scratch: Bytes) -> None:
@@ -311,15 +318,21 @@ class Replay:
             else:
                 view[ids // elements.parts, ids % elements.parts]
 
-    def stream_turn(self, stream: StreamInitiator, chunk: int) -> Slice:
-        """The same bytes over one plain TCP connection."""
+    def stream_turn(self, stream: StreamInitiator, chunk: int, rate: float) -> Slice:
+        """The same bytes over one plain TCP connection, which moves about `rate` bytes a second."""
+        # In pieces, and the target hears from this side between them. A piece is a tenth of what the time
+        # allows: a network may grow that much slower than it was when it was tried.
+        piece = max(int(rate * _UNHEARD / 10), 1)
         target_cpu, cpu, begun = self._peer.cpu_s(), time.process_time(), time.perf_counter()
         payload = 0
         for op in ("read", "write"):
             total = sum(step.moved.bytes for step in self._steps if step.moved.op == op)
-            if total:
-                stream.turn(op, total, chunk)
-                payload += total
+            payload += total
+            while total:
+                part = min(total, piece)
+                stream.turn(op, part, chunk)
+                total -= part
+                self._be_heard()
         wall = time.perf_counter() - begun
         cpu = time.process_time() - cpu
         return Slice(payload, wall, cpu, self._peer.cpu_s() - target_cpu)
@@ -388,9 +401,9 @@ def execute(results: Results, address: str | None, secret: str | None, say: Say)
         stack.callback(stream.close)
         say("comparing bytes")
         replay.check(results)
-        results.send_bytes, _ = fastest_chunk(steps[0].moved.op, stream)
+        results.send_bytes, rate = fastest_chunk(steps[0].moved.op, stream)
         for number in range(options.rounds):
             say(f"round {number + 1} of {options.rounds}")
             results.kvik.slices.append(replay.turn(results))
             results.memcpy.slices.append(replay.memcpy())
-            results.stream.slices.append(replay.stream_turn(stream, results.send_bytes))
+            results.stream.slices.append(replay.stream_turn(stream, results.send_bytes, rate))

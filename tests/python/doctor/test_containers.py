@@ -191,6 +191,23 @@ def test_few_processors_are_as_a_quota() -> None:
         assert [one.code for one in findings(examined(document))] == codes, allowed
 
 
+@pytest.mark.parametrize(
+    ("quota", "allowed", "said"),
+    [
+        (8.0, "0", "of 192 processors it may use 1,"),
+        (0.5, "0-3", "its control groups give it 0.5,"),
+        (8.0, "0-15", None),
+    ],
+)
+def test_of_quota_and_processors_the_smaller_counts(quota: float, allowed: str, said: str | None) -> None:
+    document = recorded("p5.48xlarge")
+    document["files"]["/sys/fs/cgroup/user.slice/cpu.max"] = f"{int(quota * 100_000)} 100000"
+    status = document["files"]["/proc/self/status"]
+    document["files"]["/proc/self/status"] = status.replace("0-191", allowed)
+    found = [(one.code, said in one.fact if said else one.fact) for one in findings(examined(document))]
+    assert found == ([("cpu-quota-low", True)] if said else [])
+
+
 def test_without_nics_tcp_is_counted() -> None:
     document = recorded("g5.12xlarge")
     document["links"] = {

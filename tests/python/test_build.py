@@ -1,0 +1,96 @@
+"""What `make` does before and beside its stages: names of stages, caches, registries that say no."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from kvikbuild import envs, rust, stage, targets  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "LOGS", tmp_path / "log")
+
+
+def test_the_first_build_of_a_machine_makes_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stage of cargo may come before all that makes an environment."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CARGO_TARGET_DIR", str(tmp_path / "cargo"))
+    monkeypatch.setattr(rust, "_held", [])
+    with (tmp_path / "log").open("wb") as log:
+        rust.hold_cache(stage.Context("rust", log, "log", deadline=0.0))
+    (held,) = rust._held
+    with held:
+        assert Path(held.name) == tmp_path / "cache" / "kvik" / "target.lock"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["test-quick", "rust"], "stages of test-quick: rust; it has toolchain dev-env lint rust-quick"),
+        (["lint", "lint", "wheel", "docs"], "not among the stages of lint: wheel docs; it has"),
+        (["test", "rsut"], "no such target or stage: rsut"),
+        (["tset"], "no such target or stage: tset"),
+        (["soak-fuzz", "test"], "not among the stages of soak-fuzz: test; it has"),
+    ],
+)
+def test_stages_that_a_target_does_not_have_are_refused(
+    words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one of another target: nothing would have run, and that would have been called good."""
+    monkeypatch.setattr(targets, "run_stages", lambda *_: pytest.fail("it ran"))
+    assert targets.main(words) == 2
+    assert said in capsys.readouterr().out
+
+
+def test_the_stages_that_are_named_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those alone, in the order of the target."""
+    ran: list[str] = []
+
+    def run(chosen: list[stage.Stage], left_out: list[tuple[str, str]]) -> int:
+        ran.extend(one.name for one in chosen)
+        assert len(chosen) + len(left_out) == len(targets.TARGETS["test"])
+        return 0
+
+    monkeypatch.setattr(targets, "run_stages", run)
+    assert targets.main(["test", "rust", "lint"]) == 0
+    assert ran == ["lint", "rust"]
+
+
+PIN = "sha256:00c8e403f1a7d2"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "error: HTTP status client error (404 Not Found) for url (https://pypi.example/simple/kvik/)",
+        "ERROR: HTTP error 403 while getting https://pypi.example/numpy.whl",
+        "  403: Forbidden",
+        "ERROR: Could not find a version that satisfies the requirement numpy==9",
+        "  No solution found when resolving dependencies:",
+        "  Hash mismatch for `numpy==2.0`",
+    ],
+)
+def test_a_registry_that_says_no(line: str) -> None:
+    assert envs._refusal(f"$ uv pip install\nResolved 1 package\n{line}\n") == line.strip()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"error: Failed to fetch `https://files.example/packages/40/{PIN}/403a404.whl`",
+        "  Caused by: connection reset: https://files.example/packages/2d/83/2404ab/numpy-1.0.403.whl",
+        "  Caused by: https://files.example/packages/40/403/404/numpy.whl: operation timed out",
+        "error: no answer from 10.0.4.1:8403 after 404.2 s, 403/404 bytes",
+        "$ uv pip install -r /home/404/403 --require-hashes",
+    ],
+)
+def test_a_network_that_failed_is_no_refusal(line: str) -> None:
+    """Whatever numbers are in addresses, sums and commands: it is tried again."""
+    assert envs._refusal(f"{line}\n") == ""
