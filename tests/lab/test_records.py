@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import JsonValue
 
 from kvik_lab.errors import LabError
 from kvik_lab.records import (
@@ -23,7 +24,8 @@ from kvik_lab.records import (
     read,
 )
 from kvik_lab.records.measures import Goals
-from kvik_lab.records.table import COLUMNS, metrics, table
+from kvik_lab.records.schema import Client
+from kvik_lab.records.table import COLUMNS, metrics, table, unit
 
 
 def request(at: int, sent: float, *tokens: float, **more: Any) -> Request:
@@ -178,3 +180,39 @@ def test_a_study_without_one_good_run_has_no_value_and_all_its_rows() -> None:
     frame = table([record(0, verdict="invalid"), record(1, outcome="failed")], "ttft")
     assert len(frame) == 2
     assert all(math.isnan(value) for value in frame["value"])
+
+
+def test_goodput_holds_the_goals_that_the_load_states() -> None:
+    """Without any there is none, and that is said."""
+    stated: dict[str, JsonValue] = {"goals": {"ttft": 0.4, "itl": None}}
+    one = record(0).model_copy(update={"client": Client(driver="builtin", load=stated)})
+    assert table([one], "goodput")["value"].tolist() == pytest.approx([0.5])
+    assert "goodput" in metrics([one])
+    with pytest.raises(LabError, match="no run's load states goals"):
+        table([record(0)], "goodput")
+
+
+def test_parts_of_server_timing_are_metrics() -> None:
+    """In seconds, of the requests that have them."""
+    timed = request(0, 1.0, 0.3).model_copy(update={"timing": {"kv_wait": 0.2}})
+    one = record(0, requests=(timed, request(1, 2.0, 0.5)))
+    frame = table([one], "timing.kv_wait")
+    assert frame["value"].tolist()[0] == 0.2
+    assert frame["missing"].tolist()[1] == "not measured"
+    assert unit([one], "timing.kv_wait") == "s"
+    with pytest.raises(LabError, match=r"did you mean 'timing\.kv_wait'"):
+        table([one], "timing.kv_wai")
+
+
+def test_starts_of_several_journals_are_told_apart(tmp_path: Path) -> None:
+    """Each study calls its first start s1; and one run in two journals is refused."""
+    files = [tmp_path / name for name in ("a.jsonl", "b.jsonl")]
+    for number, file in enumerate(files):
+        append(file, record(number))
+    names = {one.place.start for one in read(files[:1])}
+    found = read(files)
+    assert [one.place.start for one in found] == [f"{at}/{name}" for at in (1, 2) for name in names]
+    assert len({one.place.group for one in found if one.place.group}) in (0, 2)
+    append(files[1], record(0))
+    with pytest.raises(LabError, match=r"b\.jsonl: has run .*, which an earlier file has, too"):
+        read(files)

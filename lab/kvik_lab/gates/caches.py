@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from kvik_lab.gates.case import Case, first_total, invalid, passed, suspect, total, unchecked, worst
 from kvik_lab.gates.limits import COMPUTED_FAR, DESIGNED_FAR, DESIGNED_NEAR, HIT_SHARE
 from kvik_lab.records import Finding, Role
@@ -30,41 +32,52 @@ def v1(case: Case) -> Finding:
         return unchecked("V1", "no engine's counters are in the record")
     if not case.prompt_tokens:
         return unchecked("V1", "no request was answered")
-    return worst([finding for role in engines for finding in (_prefix(case, role), _store(case, role))])
+    # Engines of a kind share the requests, so their hits are held to all prompts together.
+    kinds = {role.kind: [one for one in engines if one.kind == role.kind] for role in engines}
+    return worst(
+        [finding for roles in kinds.values() for finding in (_prefix(case, roles), _store(case, roles))]
+    )
 
 
-def _prefix(case: Case, role: Role) -> Finding:
-    hits = first_total([role], _HITS)
-    if hits is None:
-        return suspect(
-            "V1",
-            f"{role.name} does not count prefix-cache hits, so that there were none is not shown",
-            "record the engine's /metrics before and after the run",
-        )
+def _prefix(case: Case, roles: Sequence[Role]) -> Finding:
+    name, kind = _named(roles), roles[0].kind
+    for role in roles:
+        if first_total([role], _HITS) is None:
+            return suspect(
+                "V1",
+                f"{role.name} does not count prefix-cache hits, so that there were none is not shown",
+                "record the engine's /metrics before and after the run",
+            )
+    hits = sum(first_total([role], _HITS) or 0.0 for role in roles)
     share, stated = hits / case.prompt_tokens, case.stated.prefix_hit_share
-    seen = f"{role.name}: {hits:.0f} of {case.prompt_tokens} prompt tokens came from its prefix cache"
+    seen = f"{name}: {hits:.0f} of {case.prompt_tokens} prompt tokens came from its prefix cache"
     if stated == 0:
         return _undesigned(hits, share, seen, _UNIQUE)
     # A decode engine gets its KV handed over; whether its own cache is asked first is its own affair.
-    if role.kind == "decode" and share <= stated + DESIGNED_NEAR:
+    if kind == "decode" and share <= stated + DESIGNED_NEAR:
         return passed("V1", seen, share, stated)
     return _designed(share, stated, seen, _REFILLED)
 
 
-def _store(case: Case, role: Role) -> Finding:
+def _named(roles: Sequence[Role]) -> str:
+    return ", ".join(role.name for role in roles)
+
+
+def _store(case: Case, roles: Sequence[Role]) -> Finding:
     """Hits of a store. What a decode engine loads from others is the handover, but for an emulator's
     store."""
-    blocks = total([role], _STORE_BLOCKS, result="hit")
+    name, kind = _named(roles), roles[0].kind
+    blocks = total(roles, _STORE_BLOCKS, result="hit")
     hits = None if blocks is None else blocks * case.stated.block_tokens
-    if role.kind != "decode" and (external := total([role], _EXTERNAL)) is not None:
+    if kind != "decode" and (external := total(roles, _EXTERNAL)) is not None:
         hits = max(hits or 0.0, external)
     if hits is None:
-        return unchecked("V1", f"{role.name} has no store that is counted")
+        return unchecked("V1", f"{name} has no store that is counted")
     share, stated = hits / case.prompt_tokens, case.stated.store_hit_share
-    seen = f"{role.name}: {hits:.0f} of {case.prompt_tokens} prompt tokens came from a store"
+    seen = f"{name}: {hits:.0f} of {case.prompt_tokens} prompt tokens came from a store"
     if stated == 0:
         return _undesigned(hits, share, seen, _STORE)
-    if role.kind == "decode" and share <= stated + DESIGNED_NEAR:  # as of its prefix cache
+    if kind == "decode" and share <= stated + DESIGNED_NEAR:  # as of its prefix cache
         return passed("V1", seen, share, stated)
     return _designed(share, stated, seen, "see that the store has what the design says, and no more")
 

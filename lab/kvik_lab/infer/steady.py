@@ -20,7 +20,7 @@ from scipy import special
 
 from kvik_lab.errors import LabError
 from kvik_lab.infer.arrays import SHORTEST, Bools, Floats, Interval, Values, series
-from kvik_lab.infer.changes import Segmentation, find_changes
+from kvik_lab.infer.changes import Segment, Segmentation, find_changes
 from kvik_lab.infer.judge import odd_levels
 from kvik_lab.infer.pooled import SHARE, TOLERANCE, Settling, settle
 from kvik_lab.infer.serial import mean_interval
@@ -81,6 +81,9 @@ class Start:
     @cached_property
     def segmentation(self) -> Segmentation:
         """Its confirmed changes and the segments between them."""
+        if len(self.values) == 1:  # as of a metric of whole runs
+            alone = Segment(0, 1, float(self.values[0]), None, None)
+            return Segmentation(1, (), (alone,), 0.0, 0.0, 0.0, self.alpha)
         return find_changes(self.values, self.alpha, 1.0 - self.alpha)
 
     @cached_property
@@ -150,16 +153,21 @@ def examine(
 
     `together`: what more starts than these do, such as all of an arm under all conditions; by default these
     alone are judged. `cut`: iterations that are left out of each start whatever it does (the longest warm-up
-    of all arms that stand beside each other). Raises LabError for no start, or one too short to be looked at,
-    and for values that are not above zero.
+    of all arms that stand beside each other). Where each start has one value, as of a metric of whole runs,
+    that is its level, and nothing is judged within it. Raises LabError for no start, or one too short to
+    be looked at, and for values that are not above zero.
     """
     if not starts:
         raise LabError("there is no start to look at; give at least one series")
-    rows = {name: series(values, f"start {name}", at_least=SHORTEST) for name, values in starts.items()}
+    single = len(starts) > 1 and all(len(values) == 1 for values in starts.values())
+    least = 1 if single else SHORTEST
+    rows = {name: series(values, f"start {name}", at_least=least) for name, values in starts.items()}
     for name, row in rows.items():
         if (row <= 0).any():
             raise LabError(f"start {name!r} holds {row.min()}: times, rates and their ratios lie above 0")
     done = tuple(Start(name, row, smaller_is_better, alpha) for name, row in rows.items())
+    if single:
+        return _over(done, None, tuple(rows.values()), alpha, "single values")
     settling = together or settle(list(rows.values()))
     if settling is None:
         return _apart(done, alpha, cut)
@@ -184,14 +192,15 @@ def _apart(done: tuple[Start, ...], alpha: float, cut: int | None) -> Steady:
 
 
 def _over(
-    done: tuple[Start, ...], settling: Settling | None, parts: tuple[Floats, ...], alpha: float
-) -> Steady:
+    done: tuple[Start, ...], settling: Settling | None, parts: tuple[Floats, ...], alpha: float,
+    what: str = "steady parts",
+) -> Steady:  # fmt: skip
     means = np.array([part.mean() for part in parts])
     odd = odd_levels(np.log(means)[None, :])[0]
     headline = mean_over_starts(means, ~odd, alpha)
     everything = mean_over_starts(means, np.ones(len(means), dtype=bool), alpha) if odd.any() else None
     left = [s.name for s, o in zip(done, odd, strict=True) if o]
-    why = f"the mean of the steady parts of {len(means) - len(left)} starts"
+    why = f"the mean of the {what} of {len(means) - len(left)} starts"
     if left:
         why += f"; left out as odd: {', '.join(left)}"
     return Steady(done, settling, parts, tuple(bool(o) for o in odd), headline, everything, why)

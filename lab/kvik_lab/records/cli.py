@@ -29,14 +29,17 @@ def table_command(journals: tuple[Path, ...], metric: str, out: Path, anchors: b
 
     The columns are start, block, iteration, value, unit, a column a factor, and of each run when and where it
     was, and the versions of its programs. Times are in seconds. What was not completed or is invalid has a
-    word in place of its value.
+    word in place of its value. Of several journals starts and blocks are told apart by the journal's number:
+    2/s1.
     """
     try:
         frame = rows(read(journals), metric, anchors=anchors)
         frame.to_csv(out, index=False)
     except (LabError, OSError) as error:
         raise click.UsageError(str(error)) from error
-    click.echo(f"{len(frame)} values of {metric} in {out}")
+    known = int(pd.to_numeric(frame["value"], errors="coerce").notna().sum())
+    rest = f", and {len(frame) - known} without a value" if known < len(frame) else ""
+    click.echo(f"{known} values of {metric} in {out}{rest}")
 
 
 def rows(records: Sequence[RunRecord], metric: str, *, anchors: bool = False) -> pd.DataFrame:

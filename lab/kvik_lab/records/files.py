@@ -48,12 +48,26 @@ def iterate(path: Path) -> Iterator[RunRecord]:
 
 
 def read(paths: Iterable[Path]) -> tuple[RunRecord, ...]:
-    """The records of files; where one id comes again, only the last with it, in the place of the first."""
+    """The records of files; where one id comes again in its file, only the last with it, in the place of the
+    first. Of several files starts and groups are told apart by the file's number, from 1: `2/s1`.
+
+    Raises `LabError` for one id in two files: which of them counts nobody has said.
+    """
+    files = list(paths)
     found: dict[str, RunRecord] = {}
-    for path in paths:
-        for record in iterate(path):
-            found[record.id] = record
+    for number, path in enumerate(files, 1):
+        own = {record.id: record for record in iterate(path)}
+        if twice := own.keys() & found.keys():
+            raise LabError(f"{path}: has run {min(twice)}, which an earlier file has, too; give one of them")
+        found |= own if len(files) == 1 else {name: _of_file(number, one) for name, one in own.items()}
     return tuple(found.values())
+
+
+def _of_file(number: int, record: RunRecord) -> RunRecord:
+    """Every study calls its first start s1."""
+    names = {"start": record.place.start, "group": record.place.group}
+    told = {name: value if value is None else f"{number}/{value}" for name, value in names.items()}
+    return record.model_copy(update={"place": record.place.model_copy(update=told)})
 
 
 def read_load(path: Path) -> LoadResult:

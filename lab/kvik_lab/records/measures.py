@@ -105,6 +105,19 @@ PER_REQUEST: Mapping[str, Callable[[Request], float | None]] = {
 tokens)."""
 
 
+TIMING = "timing."
+"""What stands before the name of a part of `Server-Timing`, as a metric: `timing.kv_wait`."""
+
+
+def of_request(metric: str) -> Callable[[Request], float | None] | None:
+    """What a metric of requests takes from one: of `PER_REQUEST`, or a part of its `Server-Timing`; else
+    None."""
+    if metric.startswith(TIMING):
+        part = metric.removeprefix(TIMING)
+        return lambda request: request.timing.get(part)
+    return PER_REQUEST.get(metric)
+
+
 @dataclass(frozen=True)
 class Goals:
     """What a request has to hold to be good, in seconds; None: not asked for."""

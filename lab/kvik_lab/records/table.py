@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from kvik_lab.errors import LabError
-from kvik_lab.records.measures import PER_REQUEST, PER_RUN, UNITS, Goals, goodput
+from kvik_lab.records.measures import PER_REQUEST, PER_RUN, TIMING, UNITS, Goals, goodput, of_request
 from kvik_lab.records.schema import Figure, RunRecord
 
 COLUMNS = ("run", "order", "start", "group", "whole_plot", "anchor", "phase", "iteration", "value", "missing")
@@ -26,9 +26,10 @@ def table(
 ) -> pd.DataFrame:
     """One row for each value of `metric`, with the columns of `COLUMNS` and one for each factor.
 
-    metric: of a request (`measures.PER_REQUEST`: ttft, tpot, ...), one row a request; of a run
-    (`measures.PER_RUN`, and `goodput` with `goals`), one row a run; or of figures (bandwidth, elapsed, ...;
-    one statistic of it as `latency:p99`), one row a figure, with the levels that it has of its own.
+    metric: of a request (`measures.PER_REQUEST`: ttft, tpot, ...; a part of its `Server-Timing` as
+    `timing.kv_wait`), one row a request; of a run (`measures.PER_RUN`, and `goodput`), one row a run; or of
+    figures (bandwidth, elapsed, ...; one statistic of it as `latency:p99`), one row a figure, with the levels
+    that it has of its own. goals: of goodput; by default those that each run's load states.
     warmup: with the requests of the warm-up.
 
     A run that did not complete or was found invalid has one row without a value, so that it is seen and
@@ -57,6 +58,9 @@ def metrics(records: Sequence[RunRecord]) -> tuple[str, ...]:
     for record in records:
         if record.requests:
             found.update(dict.fromkeys((*PER_REQUEST, *PER_RUN)))
+        found.update(dict.fromkeys(f"{TIMING}{part}" for one in record.requests for part in one.timing))
+        if _goals(record) is not None:
+            found["goodput"] = None
         for figure in record.figures:
             found[figure.metric] = None
             found[f"{figure.metric}:{figure.statistic}"] = None
@@ -70,7 +74,7 @@ def unit(records: Sequence[RunRecord], metric: str) -> str | None:
     """
     found: dict[str, None] = {}
     for record in (one for one in records if one.counts):
-        if record.requests and metric in (*PER_REQUEST, *PER_RUN, "goodput"):
+        if record.requests and (of_request(metric) or metric in (*PER_RUN, "goodput")):
             found[UNITS.get(metric, "s")] = None
         else:
             found.update(dict.fromkeys(figure.unit for figure in _figures(record, metric)))
@@ -95,15 +99,15 @@ _Found = tuple[str, int, float | None, str | None, dict[str, Any]]
 
 
 def _values(record: RunRecord, metric: str, *, warmup: bool, goals: Goals | None) -> Iterator[_Found]:
-    if (of_request := PER_REQUEST.get(metric)) is not None:
+    if (measured := of_request(metric)) is not None:
         for request in record.requests if warmup else record.measured():
-            value = of_request(request) if request.ok else None
+            value = measured(request) if request.ok else None
             why = None if value is not None else "not measured" if request.ok else "failed"
             yield request.phase, request.iteration, value, why, {}
         if record.requests:
             return
-    elif metric == "goodput" and goals is not None:
-        yield _of_run(goodput(record.measured(), goals))
+    elif metric == "goodput" and (held := goals or _goals(record)) is not None:
+        yield _of_run(goodput(record.measured(), held))
         return
     elif (of_run := PER_RUN.get(metric)) is not None and record.requests:
         yield _of_run(of_run(record.measured()))
@@ -111,6 +115,16 @@ def _values(record: RunRecord, metric: str, *, warmup: bool, goals: Goals | None
     for number, figure in enumerate(_figures(record, metric)):
         iteration = number if figure.iteration is None else figure.iteration
         yield "measure", iteration, figure.value, None, figure.levels
+
+
+def _goals(record: RunRecord) -> Goals | None:
+    """Those that the run's load states."""
+    stated = record.client.load.get("goals") if record.client is not None else None
+    names = ("ttft", "itl", "tpot", "e2e")
+    if not isinstance(stated, dict):
+        return None
+    known = {name: float(value) for name in names if isinstance(value := stated.get(name), int | float)}
+    return Goals(**known) if known else None
 
 
 def _of_run(value: float | None) -> _Found:
@@ -144,11 +158,13 @@ def _check(
         raise LabError(
             f"a factor is called {taken[0]!r}, and so is a column of the table; call the factor otherwise"
         )
-    if metric == "goodput" or any(row["value"] is not None for row in rows):
+    if any(row["value"] is not None for row in rows):
         return
     known = metrics(records) or (*PER_REQUEST, *PER_RUN)
     if metric in known:
         return
+    if metric == "goodput":
+        raise LabError("no run's load states goals; write `goals: {ttft: 0.5}` in `load` to have goodput")
     near = get_close_matches(metric, known, 1)
     hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(known) or 'none'}"
     raise LabError(f"none of {len(records)} runs has the metric {metric!r}; {hint}")

@@ -15,7 +15,7 @@ from kvik_lab.errors import LabError
 from kvik_lab.load.spec import LoadSpec, parse_spec
 from kvik_lab.records import Stated
 from kvik_lab.run import machine
-from kvik_lab.run.drivers import DRIVERS, nixl, vllm
+from kvik_lab.run.drivers import DRIVERS, emulator, nixl, vllm
 from kvik_lab.run.drivers.system import Setup, System
 from kvik_lab.run.slots import Levels, Slot, Start
 from kvik_lab.run.spec import ENGINES, EnginesSpec, RoleSpec, RunSpec
@@ -24,7 +24,10 @@ from kvik_lab.storage.spec import FileLoad, parse_file_load
 from kvik_lab.study import Study
 from kvik_lab.study.model import Program, Warmup
 from kvik_lab.study.programs import put_levels
+from kvik_lab.study.unit import Model
 
+MODEL = "model"
+"""The factor whose levels are names of the study's models."""
 NOWHERE = "http://127.0.0.1:1"  # stands for the entry until there is one
 FOUND_BY = ("python", *vllm.FOUND_BY)
 """What a factor changes where it is the programs that are studied."""
@@ -75,9 +78,9 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
         spec = put_levels(program, slot.levels, study.constants)
         runs.append(Planned(slot, spec, _load(study, spec, slot)))
         DRIVERS[spec.driver].check(spec)
-    first = servers(runs[0].spec)
+    first, model = servers(runs[0].spec), _unit(study, runs[0])
     for one in runs:
-        if servers(one.spec) != first:
+        if servers(one.spec) != first or _unit(study, one) != model:
             changed = ", ".join(
                 name for name, level in one.slot.levels.items() if runs[0].slot.levels.get(name) != level
             )
@@ -85,7 +88,6 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
                 f"{study.file}: {one.slot.pattern} and {runs[0].slot.pattern} share a start of the servers, "
                 f"and need other ones; write `restart: true` at what changes them (of {changed})"
             )
-    model = study.unit.find(_model(runs[0].slot.levels))
     return PlannedStart(start, runs[0].spec, tuple(runs), model.shape, model.text, 0, 0)
 
 
@@ -94,8 +96,13 @@ def servers(spec: RunSpec) -> dict[str, Any]:
     return spec.model_dump(mode="json", exclude={"load", "limit", "ready_limit", "stated"})
 
 
+def _unit(study: Study, run: Planned) -> Model:
+    """The model of a run: a level of a factor of that name, or the study's."""
+    return study.unit.find(_model(run.slot.levels))
+
+
 def _model(levels: Levels) -> str | None:
-    name = levels.get("model")
+    name = levels.get(MODEL)
     return name if isinstance(name, str) else None
 
 
@@ -179,8 +186,11 @@ def varied(study: Study) -> tuple[str, ...]:
         if len(backends) > 1:  # an arm without NIXL has no such setting, and no other value of it
             found[nixl.BACKENDS] = None
     changed = [name.rpartition("\0")[2] for name in found]
-    # What a mount says of itself follows from what is mounted, and versions from where programs are found.
+    # What a mount says of itself follows from what is mounted, versions from where programs are found, and an
+    # emulator's memory from the model and its parts.
+    models = any(factor.name == MODEL for factor in study.factors)
     follow = (
+        *(emulator.OF_MODEL if models else emulator.OF_PARTS if emulator.PARTS in changed else ()),
         *(REPORTED if {*SETTINGS} & {*changed} else ()),
         *(PROGRAMS if {*FOUND_BY} & {*changed} else ()),
     )

@@ -372,6 +372,28 @@ def test_hits_of_a_store_that_are_designed() -> None:
     assert "90.0%, and 10.0% was designed" in finding(other, "V1").what
 
 
+def several(first: Counters, second: Counters) -> tuple[Role, ...]:
+    """Two prefill engines, between which a router deals out the requests."""
+    one, *rest = roles(first)
+    other = one.model_copy(update={"name": "prefill-1", "url": "http://127.0.0.1:8101", "after": second})
+    return (one.model_copy(update={"name": "prefill-0"}), other, *rest)
+
+
+def test_engines_of_a_kind_have_their_hits_together() -> None:
+    """Each of two engines has half the requests, so half the hits."""
+    half = prefill(prefix_cache_hits_total=2500.0)
+    designed = judge(record(roles=several(half, half), stated=stated(prefix_hit_share=0.5)))
+    assert finding(designed, "V1").status == "passed", finding(designed, "V1")
+    few = prefill(prefix_cache_hits_total=40.0)
+    undesigned = finding(judge(record(roles=several(few, few))), "V1")
+    assert (undesigned.status, undesigned.what[:20]) == ("invalid", "prefill-0, prefill-1"), undesigned
+    blocks = prefill() | {'kvik_emulator_store_blocks_total{result="hit"}': 156.25}
+    stored = judge(record(roles=several(blocks, blocks), stated=stated(store_hit_share=0.5)))
+    assert finding(stored, "V1").status == "passed", finding(stored, "V1")
+    silent = finding(judge(record(roles=several(half, {"up": 1.0}))), "V1")
+    assert "prefill-1 does not count prefix-cache hits" in silent.what
+
+
 def test_what_did_not_complete_is_given_back() -> None:
     lost = record(id="run-1", outcome="lost", error="no such host", requests=())
     assert judge_study([record(), lost])[1] == lost

@@ -74,7 +74,7 @@ FIO = {
         "write": {"total_ios": 0},
     }],
 }  # fmt: skip
-IPERF = {
+IPERF: dict[str, Any] = {
     "start": {"version": "iperf 3.16", "timestamp": {"timesecs": 1000}},
     "intervals": [{"sum": {"bits_per_second": 8e9}}, {"sum": {"bits_per_second": 16e9}}],
     "end": {"sum_sent": {"seconds": 2.0, "bits_per_second": 12e9, "retransmits": 5},
@@ -180,6 +180,10 @@ def test_perftest() -> None:
     assert values(read("perftest", sample("ib_write_bw_gbits")), "bandwidth", bytes=8388608)[
         "mean"
     ] == pytest.approx(10e9)
+    later = sample("ib_write_bw").replace("MB/sec", "MiB/sec")
+    assert values(read("perftest", later), "bandwidth", bytes=65536)["mean"] == 10000 * 2**20
+    with pytest.raises(LabError, match=r"'BW peak\[TB/sec\]' is no unit of bandwidth known here"):
+        read("perftest", sample("ib_write_bw").replace("MB/sec", "TB/sec"))
     latency = values(read("perftest", sample("ib_read_lat")), "latency", bytes=2)
     assert latency["p50"] == pytest.approx(1.2e-6)
     assert latency["p99.9"] == pytest.approx(7.2e-6)
@@ -241,3 +245,11 @@ def test_the_command_writes_what_a_load_would(tmp_path: Path) -> None:
     done = CliRunner().invoke(import_command, ["fio", str(tmp_path / "none"), "--out", str(out)])
     assert done.exit_code == 2
     assert "cannot be read" in done.output
+
+
+def test_iperf3_without_what_it_was_told_to_omit() -> None:
+    """As it leaves these intervals out of its own sums."""
+    slow = {"sum": {"bits_per_second": 8e6, "omitted": True}}
+    rest = [{"sum": {**one["sum"], "omitted": False}} for one in IPERF["intervals"]]
+    result = read("iperf3", {**IPERF, "intervals": [slow, *rest]})
+    assert [one.value for one in result.figures if one.metric == "bandwidth"] == [1e9, 2e9]

@@ -13,6 +13,7 @@ from pydantic import JsonValue
 
 from kvik.cli import main
 from kvik_lab.errors import LabError
+from kvik_lab.infer.judge import Layout, judge
 from kvik_lab.records import Key, Place, Times, append
 from kvik_lab.records.schema import Node
 from kvik_lab.report.build import build_report
@@ -252,6 +253,30 @@ def test_a_series_too_short_to_examine_is_shown_without_a_mean(tmp_path: Path) -
     (tmp_path / "d.csv").write_text("iteration,value,backend\n0,1,a\n1,2,a\n0,in progress,b\n")
     made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
     assert all(isinstance(c.estimate, Missing) for c in claims(made).values())
+
+
+def test_metrics_of_whole_runs_are_compared_by_their_one_value_a_start(tmp_path: Path) -> None:
+    """Throughput has no iterations, and starts are what is compared anyway."""
+    rates = {"slow": [70.0, 71.0, 69.5, 70.4, 70.9], "fast": [100.0, 102.0, 99.5, 101.0, 100.7]}
+    lines = ["start,block,iteration,value,unit,link"]
+    for arm, row in rates.items():
+        lines += [f"{arm}{block},{block},0,{rate},tokens/s,{arm}" for block, rate in enumerate(row)]
+    path = tmp_path / "rate.csv"
+    path.write_text("\n".join(lines) + "\n")
+    rules = Rules(unit="tokens/s", base="slow", smaller_is_better=False)
+    made = build_report(read([path], Choice(arm="link")), rules, "Rates")
+    (claim,) = claims(made).values()
+    assert claim.verdict is Verdict.SUPPORTED, claim
+    layout = Layout.paired(5)
+    judged = judge(np.log([[*rates["slow"], *rates["fast"]]]), layout)
+    assert isinstance(claim.interval, Interval)
+    assert (claim.interval.low, claim.interval.high) == pytest.approx(
+        (float(np.exp(judged.low[0])), float(np.exp(judged.high[0])))
+    )
+    short = path.read_text().replace("slow1,1,0,71.0", "slow1,1,0,71.0,tokens/s,slow\nslow1,1,1,71.0")
+    path.write_text(short)
+    mixed = build_report(read([path], Choice(arm="link")), rules, "Rates")
+    assert next(iter(claims(mixed).values())).verdict is Verdict.INSUFFICIENT
 
 
 def test_a_column_of_many_levels_is_no_factor(tmp_path: Path) -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
 import pytest
 
+from kvik.roles.node import LocalNode, Node
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError
 from kvik_lab.load.spec import LoadSpec, UntilSteady
-from kvik_lab.run.build import resolve, servers, stated, varied
+from kvik_lab.run.build import resolve, servers, setup, stated, varied
+from kvik_lab.run.drivers import DRIVERS
 from kvik_lab.run.drivers.system import System
 from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import Study, StudyError, parse_study
@@ -184,3 +193,79 @@ def test_what_is_not_said() -> None:
     assert study.program is not None
     with pytest.raises(PutError, match="'tokens' does not exist in a row"):
         put_levels(study.program, {"mode": "together", "tokens": None, "users": 1}, study.constants)
+
+
+MODELS = """
+study: models
+unit: {kv_dtype: bfloat16}
+factors:
+  model: {levels: [tiny, llama-3.1-8b]}
+  tokens: {levels: [64, 256]}
+model: log(ttft) ~ model + tokens
+design: {kind: full, starts: 1}
+run: {driver: emulator, load: {requests: 2, prompt: {tokens: "{tokens}", output: 3}}}
+"""
+RESTARTED = MODELS.replace("8b]}", "8b], restart: true}")
+
+
+def test_servers_have_one_model() -> None:
+    """So a factor of models takes a restart, and each start has its own."""
+    with pytest.raises(LabError, match=r"write `restart: true` at what changes them \(of model\)"):
+        resolve(parse_study(MODELS), plan_slots(parse_study(MODELS)))
+    study = parse_study(RESTARTED)
+    assert {start.model for start in resolve(study, plan_slots(study))} == {"tiny", "llama-3.1-8b"}
+
+
+def test_what_follows_from_a_model_and_its_parts_is_varied() -> None:
+    """An emulator's memory is made for them."""
+    assert {"model_shape", "kv_memory"} <= set(varied(parse_study(RESTARTED)))
+    assert not {"model_shape", "kv_memory"} & set(varied(parse_study(SMALL)))
+    parts = SMALL.replace("prefill.options.compute", "decode.options.tp")
+    parts = parts.replace('"prefill_token=0.0004"', "1").replace('"prefill_token=0.0001"', "2")
+    assert "kv_memory" in varied(parse_study(parts))
+    assert "model_shape" not in varied(parse_study(parts))
+
+
+def emulated(text: str, folder: Path, nodes: Mapping[str, Node]) -> System:
+    """The system of a study's first start."""
+    study = parse_study(text)
+    (first, *_) = resolve(study, plan_slots(study))
+    return DRIVERS["emulator"].system(setup(first, nodes, folder, "mark"))
+
+
+def test_pages_of_another_length_are_counted_as_such(tmp_path: Path) -> None:
+    """What gates take hits and margins by, and what memory is made for."""
+    nodes = {"local": LocalNode(sys.executable)}
+    usual, longer = (
+        SMALL,
+        SMALL.replace("  transport", "  engines: {options: {page_tokens: 64}}\n  transport"),
+    )
+    systems = [emulated(text, tmp_path, nodes) for text in (usual, longer)]
+    assert [one.block_tokens for one in systems] == [16, 64]
+    (memory, more) = ([part.settings.get("kv_memory") for part in one.parts] for one in systems)
+    assert memory != more
+
+
+def test_versions_are_those_of_the_engines(tmp_path: Path) -> None:
+    """Each with its engines where nodes have unlike ones; a store and a router are no engines."""
+    nodes = {"local": LocalNode(sys.executable), **{name: LocalNode(sys.executable) for name in ("a", "b")}}
+    text = SMALL.replace(
+        "  transport", "  nodes: {a: {}, b: {}}\n  roles: {decode: {node: b}, store: {}}\n  transport"
+    )
+    system = emulated(text, tmp_path, nodes)
+    said = {"local": "1.0", "b": "2.0"}
+    asked = {name: cast("Node", Saying(name, json.dumps(said.get(name, "?")))) for name in nodes}
+    assert DRIVERS["emulator"].code(system, asked) == {"kvik": "1.0 (prefill), 2.0 (decode)"}
+
+
+@dataclass(frozen=True)
+class Saying:
+    """A node whose Python says what it is told to."""
+
+    name: str
+    answer: str
+    python: str = "python"
+
+    def run(self, _command: Sequence[str]) -> str:
+        """The answer."""
+        return self.answer

@@ -13,6 +13,9 @@ from kvik_lab.records import Figure, LoadResult
 _PERFTEST: dict[str, tuple[str, str, str, float]] = {
     "BW peak[MB/sec]": ("bandwidth", "bytes/s", "max", 2.0**20),
     "BW average[MB/sec]": ("bandwidth", "bytes/s", "mean", 2.0**20),
+    # As later releases write it.
+    "BW peak[MiB/sec]": ("bandwidth", "bytes/s", "max", 2.0**20),
+    "BW average[MiB/sec]": ("bandwidth", "bytes/s", "mean", 2.0**20),
     "BW peak[Gb/sec]": ("bandwidth", "bytes/s", "max", 1e9 / 8),
     "BW average[Gb/sec]": ("bandwidth", "bytes/s", "mean", 1e9 / 8),
     "MsgRate[Mpps]": ("messages", "1/s", "mean", 1e6),
@@ -34,6 +37,9 @@ def read_perftest(text: str, where: str) -> LoadResult:
     for number, line in enumerate(text.splitlines(), 1):
         if "#bytes" in line:
             columns = _HEADING.findall(line)
+            for name in columns:
+                if name.startswith("BW ") and name not in _PERFTEST:
+                    raise LabError(f"{where}, line {number}: {name!r} is no unit of bandwidth known here")
             continue
         cells = line.split()
         if not columns or len(cells) != len(columns) or not cells[0].isdigit():
@@ -87,8 +93,12 @@ def read_iperf3(text: str, where: str) -> LoadResult:
         raise LabError(f"{where}: the test failed: {error.text()}")
     figures = []
     for at, interval in enumerate(run.get("intervals").items()):
-        rate = interval.get("sum").get("bits_per_second").number() / 8
-        figures.append(_figure("bandwidth", "bytes/s", rate, "value", {}, at))
+        total = interval.get("sum")
+        if (omitted := total.find("omitted")) is not None and omitted.value is True:
+            continue  # of --omit: iperf3 leaves them out of its own sums, too
+        figures.append(
+            _figure("bandwidth", "bytes/s", total.get("bits_per_second").number() / 8, "value", {}, at)
+        )
     end, start = run.get("end"), run.get("start")
     received = end.find("sum_received", "sum")
     if received is not None:

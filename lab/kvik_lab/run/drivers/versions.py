@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 
 UCX = "ucx"
 _LIBRARY = re.compile(r"libucp\b.*\.so")
@@ -28,6 +28,13 @@ def main(wanted: list[str]) -> None:
         found[UCX] = version
     print(json.dumps(found), flush=True)
     os._exit(0)  # UCX's destructors are none of ours, and may die
+
+
+def said(by_version: Mapping[str, Sequence[str]]) -> str:
+    """The version; of unlike ones each with the roles that have it."""
+    if len(by_version) == 1:
+        return next(iter(by_version))
+    return ", ".join(f"{version} ({', '.join(roles)})" for version, roles in sorted(by_version.items()))
 
 
 def ucx() -> str | None:

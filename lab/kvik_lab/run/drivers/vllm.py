@@ -70,20 +70,13 @@ class Vllm:
                 said[where] = _versions(nodes[part.role.node], own, programs)
             for name, version in said[where].items():
                 seen.setdefault(name, {}).setdefault(version, []).append(part.role.name)
-        return {name: _said(by_version) for name, by_version in seen.items()}
+        return {name: versions.said(by_version) for name, by_version in seen.items()}
 
 
 def _versions(node: Node, env: list[str], programs: tuple[str, ...]) -> dict[str, str]:
     source = Path(versions.__file__).read_text(encoding="utf-8")
     found = json.loads(node.run(["env", *env, node.python, "-c", source, *programs]))
     return {str(name): str(version) for name, version in found.items()}
-
-
-def _said(by_version: Mapping[str, list[str]]) -> str:
-    """The version; of unlike ones each with the roles that have it."""
-    if len(by_version) == 1:
-        return next(iter(by_version))
-    return ", ".join(f"{version} ({', '.join(roles)})" for version, roles in sorted(by_version.items()))
 
 
 def _block_tokens(spec: RunSpec) -> int:
