@@ -75,7 +75,9 @@ impl Region {
     ///
     /// # Errors
     /// `RegionBusy` when a transfer that this side began still uses it at the timeout, which says with whom: wait for
-    /// it or cancel it. The region is then as open as before, without its grants.
+    /// it or cancel it. The region is then as open as before, without its grants. Also when a call, a GPU or a NIC
+    /// still has the memory: then the region stays closed, since a NIC that has let go of it does not know it again,
+    /// and closing it again waits.
     ///
     /// `PagesQuarantined` when nothing does but requests of peers, over grants that have ended: nobody here can do
     /// anything about those. The text names the peers and the pages. The region is closed for all that is new, and
@@ -101,7 +103,8 @@ impl Region {
         Ok(())
     }
 
-    /// Why the region could not be closed in time. Who closes it first opens it again, unless peers are the reason.
+    /// Why the region could not be closed in time. Who closes it first opens it again where transfers of this side are
+    /// the reason: they still have all that the region takes.
     fn still_used(&self, memory: RegionMemory, first: bool) -> Error {
         let (engine, id) = (&self.inner.engine, self.id());
         let own = engine.transfers.using(id);
@@ -116,7 +119,7 @@ impl Region {
             );
             return Error::new(Code::PagesQuarantined, text).about_region(id);
         }
-        if first {
+        if first && !own.is_empty() {
             *lock(&self.inner.memory) = Some(memory.clone());
             if let Err(error) = engine.regions.show(id, &memory) {
                 log::warn!("region {} is open again, and not for every transport: {error}", id.0);
@@ -136,10 +139,17 @@ impl Region {
                 format!("{} transfer(s) of this side: {}", some.len(), some[..some.len().min(4)].join(", "))
             }
         };
-        let text = format!(
-            "region {} is still used by {by}; wait for them or cancel them, and close the region again",
-            id.0
-        );
+        let text = if own.is_empty() {
+            format!(
+                "region {} is closed, and {by} still has its memory; closing it again waits for that",
+                id.0
+            )
+        } else {
+            format!(
+                "region {} is still used by {by}; wait for them or cancel them, and close the region again",
+                id.0
+            )
+        };
         Error::new(Code::RegionBusy, text).about_region(id)
     }
 
@@ -173,16 +183,16 @@ impl Region {
 impl Drop for RegionInner {
     fn drop(&mut self) {
         let memory = self.memory.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        if self.engine.base.setup.check_fork().is_err() {
+            // A forked child leaves everything of its parent's as it is.
+            return std::mem::forget(memory);
+        }
         if let Some(memory) = memory {
-            if self.engine.base.setup.check_fork().is_err() {
-                // A forked child leaves everything of its parent's as it is.
-                return std::mem::forget(memory);
-            }
             self.engine.regions.withdraw(self.id, memory);
-            // A transfer that still has it asks what the NICs said of it.
-            if self.weak.upgrade().is_none() {
-                self.engine.regions.forget(self.id);
-            }
+        }
+        // A transfer that still has it asks what the NICs said of it.
+        if self.weak.upgrade().is_none() {
+            self.engine.regions.forget(self.id);
         }
     }
 }

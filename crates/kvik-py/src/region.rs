@@ -31,6 +31,12 @@ pub struct PyRegion {
     closing: AtomicBool,
 }
 
+impl Drop for PyRegion {
+    fn drop(&mut self) {
+        self.region.end();
+    }
+}
+
 impl PyRegion {
     /// The Python object of a region.
     pub fn new(region: Region, engine: Py<PyAny>, writable: bool) -> PyRegion {
@@ -182,7 +188,8 @@ impl PyRegion {
     ///
     /// timeout: seconds to wait for transfers that use it. Raises RegionBusy if one of this side's still does
     /// then, or at once if Python has views (memoryview, NumPy arrays) of allocated memory; the region stays
-    /// open then. Raises PagesQuarantined if only transfers of peers do, over grants that have ended: the
+    /// open then. Raises RegionBusy, too, if a call, a GPU or a NIC still has its memory: it is closed, and
+    /// closing it again waits for that. Raises PagesQuarantined if only transfers of peers do, over grants that have ended: the
     /// region is closed for all that is new, and its memory is given back with the last of them, which
     /// closing it again waits for. Closing twice does nothing else.
     #[pyo3(signature = (timeout=5.0))]

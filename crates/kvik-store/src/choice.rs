@@ -222,9 +222,7 @@ mod tests {
     fn fetching_is_tried_again_ever_less_often() {
         let choices = Choices::default();
         let tried = |count: usize| -> Vec<usize> {
-            (0..count)
-                .filter(|_| choices.choose(1, estimate(200), COMPUTING).reason.fetches())
-                .collect()
+            (0..count).filter(|_| choices.choose(1, estimate(200), COMPUTING).reason.fetches()).collect()
         };
         let once = vec![1, 4, 9, 18, 34, 50];
         assert_eq!(tried(60), once);

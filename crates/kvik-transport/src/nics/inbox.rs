@@ -119,6 +119,8 @@ struct Waiting {
     /// Sessions that have a `Post` among the commands already, and whether `Halt` and `Expose` are there.
     posts: HashSet<u64>,
     told: [bool; 2],
+    /// Whether nobody reads them any more.
+    closed: bool,
     /// Where what is said again and again is among the commands: a later word of its kind takes its place, so that a
     /// peer can fill nothing.
     words: HashMap<(u64, Word), usize>,
@@ -178,8 +180,12 @@ impl Inbox {
         added.map_err(|error| from_host(Code::InvalidArgument, error))
     }
 
+    /// What is put into a closed one is gone, and so is where its answer would have gone: who waits for one hears that.
     pub fn put(&self, command: Command) {
         let mut waiting = lock(&self.waiting);
+        if waiting.closed {
+            return;
+        }
         let first = waiting.commands.is_empty();
         if waiting.is_news(&command) {
             waiting.put(command);
@@ -188,6 +194,16 @@ impl Inbox {
         if first {
             self.waker.wake(self.at);
         }
+    }
+
+    /// Nobody will read it any more.
+    pub fn close(&self) {
+        let mut waiting = lock(&self.waiting);
+        waiting.closed = true;
+        let unread = std::mem::take(&mut waiting.commands);
+        drop(waiting);
+        // Memory may go with them, which takes its time.
+        drop(unread);
     }
 
     /// Takes all that waits.

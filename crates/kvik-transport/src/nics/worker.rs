@@ -74,6 +74,12 @@ pub(super) struct Worker<C: RmaDevice> {
     pub claimed: Vec<WorkRequest<RegionMemory>>,
 }
 
+impl<C: RmaDevice> Drop for Worker<C> {
+    fn drop(&mut self) {
+        self.inbox.close();
+    }
+}
+
 impl<C: RmaDevice> Worker<C> {
     /// The address that peers reach the NIC by, and what makes its state when it is to serve.
     pub fn open(mut device: C, place: Place) -> Result<(Vec<u8>, impl FnOnce(Arc<Services>) -> Self)> {
