@@ -19,6 +19,7 @@ MAY_SKIP: dict[str, str] = {
     "tests/fabric/test_newer.py": "a libfabric of 2.1 or newer, which the stage builds for root on Debian",
     "tests/faults/test_lab.py::test_a_cable_that_is_pulled_out": NO_NAMESPACES,
     "tests/lab/report/test_browser.py": "a browser, chromium, which the stage installs for root on Debian",
+    "tests/lab/tracking/test_server.py::test_its_page": "a browser, as above",
     "tests/netns/test_bench.py": NO_NAMESPACES,
     "tests/netns/test_demo.py": NO_NAMESPACES,
     "tests/netns/test_engines.py": NO_NAMESPACES,

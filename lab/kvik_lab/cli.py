@@ -25,6 +25,7 @@ SUBCOMMANDS: dict[str, Entry] = {
         "kvik_lab.load.cli", "import_command", "Read what another tool has measured into a record's form."
     ),
     "load": Entry("kvik_lab.load.cli", "load_command", "Send a load, and record what its client sees."),
+    "mlflow": Entry("kvik_lab.tracking.cli", "mlflow_command", "Bring a journal into MLflow."),
     "pilot": Entry("kvik_lab.design.pilot_cli", "pilot", "Say how many starts and iterations to take."),
     "plan": Entry("kvik_lab.design.plan_cli", "plan", "Say what a study can tell and costs, before it runs."),
     "predicted": Entry(

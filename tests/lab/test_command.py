@@ -15,7 +15,7 @@ import kvik.cli
 from kvik.cli import Entry
 from kvik_lab import cli
 
-HEAVY = {"numpy", "pandas", "plotly", "pydantic", "scipy", "statsmodels", "yaml"}
+HEAVY = {"mlflow", "numpy", "pandas", "plotly", "pydantic", "scipy", "statsmodels", "yaml"}
 LOADED = """
 import json, sys
 from click.testing import CliRunner

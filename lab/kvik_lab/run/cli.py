@@ -16,6 +16,7 @@ from kvik_lab.run.control import Control
 from kvik_lab.run.journal import Journal, is_running
 from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import Study, load_study
+from kvik_lab.tracking.beside import beside
 
 FAILED, INVALID, INTERRUPTED = 1, 3, 130
 
@@ -35,11 +36,30 @@ _ONLY = click.option(
 )
 
 
+def _uri(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    """What is taken for a URI and is none is the word after the option."""
+    if value and ":" not in value:
+        raise click.BadParameter(f"{value!r} is no URI; write --mlflow=URI, or --mlflow after STUDY")
+    return value
+
+
+_MLFLOW = click.option(
+    "--mlflow",
+    is_flag=False,
+    flag_value="",
+    metavar="[URI]",
+    callback=_uri,
+    is_eager=True,
+    help="Bring each run into MLflow: by default MLFLOW_TRACKING_URI, or mlflow.db in the journal's folder.",
+)
+
+
 @click.command()
 @_STUDY
 @_OUT
 @_ONLY
-def run(study: Path, out: Path | None, only: tuple[str, ...]) -> None:
+@_MLFLOW
+def run(study: Path, out: Path | None, only: tuple[str, ...], mlflow: str | None) -> None:
     """Run STUDY: start its servers as planned, send each load, judge each run, and write all of it down.
 
     The journal is a folder; an interrupted study goes on with `kvik lab resume`, and so does one of which
@@ -47,19 +67,20 @@ def run(study: Path, out: Path | None, only: tuple[str, ...]) -> None:
     run counts, 3 when all were completed and some are invalid, 1 when some failed, and 130 when it was
     interrupted.
     """
-    _go(study, out, only, resume=False)
+    _go(study, out, only, mlflow, resume=False)
 
 
 @click.command()
 @_STUDY
 @_OUT
 @_ONLY
-def resume(study: Path, out: Path | None, only: tuple[str, ...]) -> None:
+@_MLFLOW
+def resume(study: Path, out: Path | None, only: tuple[str, ...], mlflow: str | None) -> None:
     """Go on with STUDY where it was interrupted: what is not completed is run, in the order of the plan.
 
     Exit statuses are those of `kvik lab run`.
     """
-    _go(study, out, only, resume=True)
+    _go(study, out, only, mlflow, resume=True)
 
 
 @click.command()
@@ -114,13 +135,16 @@ def chosen(study: Study, starts: tuple[PlannedStart, ...], only: tuple[str, ...]
     return starts
 
 
-def _go(path: Path, out: Path | None, only: tuple[str, ...], *, resume: bool) -> None:
+def _go(path: Path, out: Path | None, only: tuple[str, ...], mlflow: str | None, *, resume: bool) -> None:
     try:
         study, starts = _planned(path)
         starts = chosen(study, starts, only)
         text = path.read_text(encoding="utf-8-sig")
-        with Journal.opened(folder_of(study, out), text, resume=resume) as journal:
-            Control(study, starts, journal, click.echo).run()
+        with (
+            Journal.opened(folder_of(study, out), text, resume=resume) as journal,
+            beside(journal, study.name, mlflow, click.echo) as around,
+        ):
+            Control(study, starts, journal, click.echo, around=around).run()
     except LabError as error:
         raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:

@@ -7,6 +7,7 @@ import hashlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -40,6 +41,8 @@ class Control:
     journal: Journal
     say: Say
     executors: Mapping[str, Maker] = field(default_factory=lambda: EXECUTORS)
+    around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+    """What each run is measured in."""
 
     def __post_init__(self) -> None:
         self.mark = mark(self.journal.folder)
@@ -77,7 +80,8 @@ class Control:
     def _runs(self, up: Up, pending: Sequence[Planned], progress: Progress) -> bool:
         """Whether all were tried under these servers."""
         for run in pending:
-            record = execute(up, run, self.study.name)
+            with self.around():
+                record = execute(up, run, self.study.name)
             record = judged(record, self.journal, self.study.gates)
             self.journal.add(record)
             progress.ended(record)

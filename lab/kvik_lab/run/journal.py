@@ -13,7 +13,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,6 +31,8 @@ class Journal:
         self.folder = folder
         self.file = folder / RUNS
         self.records: dict[str, RunRecord] = {}
+        self.listeners: list[Callable[[RunRecord], None]] = []
+        """Told of each record that was added."""
 
     @classmethod
     @contextmanager
@@ -85,6 +87,8 @@ class Journal:
         """Write a record; it is on the disk when this returns."""
         append(self.file, record)
         self.records[record.id] = record
+        for tell in self.listeners:
+            tell(record)
 
 
 def mend(file: Path) -> None:

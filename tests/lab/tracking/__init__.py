@@ -1,0 +1,1 @@
+"""MLflow as a sink of journals."""
