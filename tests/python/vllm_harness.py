@@ -362,12 +362,16 @@ class Server:
         multimodal: Any = None,
         encoders: Any = None,
         hf_config: Any = None,
+        length: int = 4096,
+        fitted: bool = False,
+        generation: Mapping[str, Any] | None = None,
     ) -> None:
         """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies.
         `kinds`: of several groups of layers, whose KV lies in the same tensors. Without `handshake` vLLM
         carries that of another connector, and gives it to this one. kv_events: vLLM publishes them.
         multimodal, encoders: its settings of images, and of encoders on other servers. hf_config: of the
-        model.
+        model; length: of its longest request, and whether vLLM has fitted that to the memory;
+        generation: what it is told of generating.
         """
         sys.modules["kvik.handover.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
@@ -378,6 +382,9 @@ class Server:
             role, tp, extra, kv_heads or (sizes["heads"] or 1) * tp, pipeline_parallel_size=pp
         )
         config.model_config.model, config.model_config.hf_config = model, hf_config
+        config.model_config.max_model_len = length
+        config.model_config.override_generation_config = dict(generation or {})
+        config.model_config.original_max_model_len = -1 if fitted else length
         config.model_config.multimodal_config, config.ec_transfer_config = multimodal, encoders
         config.kv_transfer_config.kv_load_failure_policy = policy
         config.kv_events_config = SimpleNamespace(enable_kv_cache_events=True) if kv_events else None
