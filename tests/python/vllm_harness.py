@@ -18,7 +18,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -427,11 +427,11 @@ class Server:
         """What the workers are told of a step. output: vLLM's SchedulerOutput, where it computes anything."""
         return across(self.scheduler.build_connector_meta(output or scheduler_output()))
 
-    def step(self, output: Any = None) -> StepResult:
+    def step(self, output: Any = None, not_filled: Collection[int] = ()) -> StepResult:
         """One engine step, in the order of vLLM's model runner; ids count when all ranks reported them.
-        output: as of `plan`."""
+        output: as of `plan`; not_filled: KV blocks that another connector names."""
         meta = self.plan(output)
-        result = StepResult(set(), set(), set(), set())
+        result = StepResult(set(), set(), set(not_filled), set())
         worker_meta = None
         for worker in self.workers:
             worker.handle_preemptions(meta)

@@ -239,8 +239,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         side.update_output(connector_output, meta.parked_ends, meta.failures)
         if self._cache is not None:
             received = connector_output.finished_recving or ()
-            failed = bool(connector_output.invalid_block_ids)
-            self._cache.update_output(received, failed, meta.answers, meta.parked_ends, meta.kept)
+            invalid = connector_output.invalid_block_ids or ()
+            self._cache.update_output(received, invalid, meta.answers, meta.parked_ends, meta.kept)
 
     def take_events(self) -> Iterable[Any]:
         """What has come into the store and gone, as vLLM's KV events. vLLM asks at the end of each step, also
