@@ -121,3 +121,20 @@ def test_a_reset_forgets_what_waits_for_its_output(server: StoreServer) -> None:
     assert server.server.scheduler.reset_cache() is True
     output_of(server)
     assert nothing_is_kept(server)
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_stream_that_begins_meanwhile_is_pulled(server: StoreServer, loads: bool) -> None:
+    """What vLLM's prefix cache has given it may be what another connector loads for another request."""
+    first, blocks = arrived(server)
+    template = server.server.scheduler._scheduler._sendings.answer()["stream"]
+    stream = {"seed": "5a" * 32, "of": template}
+    sent = make(PROMPT, kv_transfer_params={"do_remote_decode": True, "kvik": {"stream": stream}})
+    server.server.arrive(sent)
+    own = server.allocate(6)
+    server.server.plan(scheduler_output([begins(first, blocks)], loads=loads))
+    assert server.server.scheduler.get_num_new_matched_tokens(sent, LOADED) == (0, False)
+    plan = server.server.plan(scheduler_output([begins(sent, [*blocks[:2], *own[2:]])])).plan
+    assert bool(plan.segments) != loads
+    output_of(server)
+    assert not server.server.scheduler._flight.loading

@@ -528,13 +528,16 @@ class Server:
 def scheduler_output(
     new: Sequence[tuple[str, list[int], int, int]] = (),
     more: Sequence[tuple[str, list[int], int, int]] = (),
+    loads: bool = False,
 ) -> Any:
     """vLLM's SchedulerOutput of one group: of requests that begin, and of others, each the request id, its KV
-    blocks (all, or new ones), how many tokens are computed, and how many the step computes."""
+    blocks (all, or new ones), how many tokens are computed, and how many the step computes. loads: a
+    connector loads KV during the step."""
     counts = {one[0]: one[3] for one in (*new, *more)}
     return SimpleNamespace(
         num_scheduled_tokens=counts,
         total_num_scheduled_tokens=sum(counts.values()),
+        has_sync_kv_loads=loads,
         scheduled_new_reqs=[
             SimpleNamespace(req_id=name, block_ids=(blocks,), num_computed_tokens=computed)
             for name, blocks, computed, _ in new

@@ -435,12 +435,12 @@ class SchedulerSide:
 
     # Every step.
 
-    def take_plan(self, steps: Steps | None = None) -> StepPlan:
+    def take_plan(self, steps: Steps | None = None, loading: bool = False) -> StepPlan:
         """What the workers shall start with this step; the queue is empty afterwards. `steps`: what the step
-        computes, of an adapter whose server streams."""
+        computes, of an adapter whose server streams; `loading` as of `Sendings.plan`."""
         plan, self._plan = self._plan, StepPlan()
         if self._sendings is not None and steps is not None:
-            plan.segments = self._sendings.plan(steps)
+            plan.segments = self._sendings.plan(steps, loading)
         plan.parks = self.held.park_overdue()
         return plan
 

@@ -115,8 +115,9 @@ class Sendings:
         if (sending := self._open.get(request_id)) is not None:
             sending.local = local
 
-    def plan(self, steps: Steps) -> list[SegmentSend]:
-        """The segments that are complete when the step has run. Their blocks are held from now on."""
+    def plan(self, steps: Steps, loading: bool = False) -> list[SegmentSend]:
+        """The segments that are complete when the step has run. Their blocks are held from now on. loading:
+        another connector loads KV now, for this step or one before it, and may turn out not to have."""
         planned = []
         for one in steps(self._open) if self._open else ():
             sending = self._open[one.request_id]
@@ -124,6 +125,8 @@ class Sendings:
                 sending.blocks = list(one.blocks)
                 if one.computed > sending.local:
                     sending.broken = "some of its KV comes from another connector"
+                elif loading and one.computed:
+                    sending.broken = "some of its KV may be what another connector is loading"
             else:
                 sending.blocks.extend(one.blocks)
             if sending.broken is None:

@@ -134,6 +134,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._cache_rank: CacheRank | None = None
         self._events = events.of(vllm_config, kv_cache_config) if self._cache_config.wanted else None
         self._asked = self._idle = False
+        self._flight = steps.Flight()
         report = ReportFile(config.report_file)
         module = native.load()
         if role is KVConnectorRole.SCHEDULER:
@@ -221,7 +222,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: Any) -> KvikMetadata:
         """This step's plan for the workers."""
         side = self._on_scheduler()
-        plan = side.take_plan(lambda wanted: steps.scheduled(scheduler_output, wanted))
+        self._flight.began(scheduler_output)
+        plan = side.take_plan(lambda wanted: steps.scheduled(scheduler_output, wanted), self._flight.loading)
         idle = scheduler_output.total_num_scheduled_tokens == 0
         cache = None
         if self._cache is not None:
@@ -244,7 +246,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def take_events(self) -> Iterable[Any]:
         """What has come into the store and gone, as vLLM's KV events. vLLM asks at the end of each step, also
-        where it publishes none (0.28 to 0.33), so that the step's time is known here."""
+        where it publishes none (0.28 to 0.33), so that it is known here when the step has ended."""
+        self._flight.ended()
         if self._cache is None:
             return ()
         self._cache.step_ended()
