@@ -302,9 +302,14 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._cache.set_shape(server_shapes(hellos, len(hellos))[0])
 
     def reset_cache(self) -> bool | None:
-        """Forget what is in the store: from now on this server keeps to itself. Without a store there is
-        nothing to forget, which is a success. False: a load is on its way."""
-        return self._cache is None or self._cache.reset()
+        """Whoever does this may have changed the weights in place: handovers are with servers that were reset
+        as often, and what is in the store is forgotten; there this server keeps to itself from now on.
+        False, and nothing is done: a load is on its way."""
+        side = self._on_scheduler()
+        if side.loading or (self._cache is not None and not self._cache.reset()):
+            return False
+        side.reset()
+        return True
 
     # Worker process.
 
