@@ -546,6 +546,11 @@ class SchedulerSide:
         if offer is None or not self._ranks:
             return
         if pull.stream is not None:
+            if pull.ranks is None:  # it has ended before the engine has asked for it
+                try:
+                    pull.ranks, pull.own = self._check(request, offer, True)
+                except RefusedError:
+                    return
             parts = [Unwanted(part.tickets, part.own) for part, _ in self._parts_of(pull)]
             if parts:
                 self._plan.releases.append(Release(request.request_id, parts, deadline))
