@@ -203,11 +203,14 @@ class Side:
             rank.worker.close()
 
     def step(
-        self, computes: Sequence[Scheduled] = (), forward: Callable[[Rank], None] = lambda _: None
+        self,
+        computes: Sequence[Scheduled] = (),
+        forward: Callable[[Rank], None] = lambda _: None,
+        loading: bool = False,
     ) -> StepResult:
         """One engine step; an id counts when all ranks have reported it. `computes`: the requests that it is
-        about, and `forward` what a rank does for them."""
-        plan = across(self.scheduler.take_plan(lambda _: list(computes)))
+        about, `forward` what a rank does for them, `loading` whether another connector loads KV now."""
+        plan = across(self.scheduler.take_plan(lambda _: list(computes), loading))
         result, ends, failures = StepResult(), Counter[str](), dict[str, str]()
         for rank in self.ranks:
             rank.worker.begin_step(plan)

@@ -90,9 +90,11 @@ class Prefill:
         between: Callable[[Rank, int], None] = lambda _rank, _layer: None,
         layers: int | None = None,
         says: bool = True,
+        loading: bool = False,
     ) -> StepResult:
         """Compute a request's tokens up to `until` in one step. between: called before each layer of a rank.
-        layers: how many are written before the step fails. says: which layers are written."""
+        layers: how many are written before the step fails. says: which layers are written. loading: another
+        connector loads KV now."""
         one = self.running[request_id]
         tokens = self.side.shape.block_tokens
         known = -(-one.computed // tokens) if one.started else 0
@@ -108,7 +110,7 @@ class Prefill:
             if not says:
                 rank.compute(rank.kv, one.blocks, range(one.computed, until))
 
-        result = self.side.step([scheduled], forward)
+        result = self.side.step([scheduled], forward, loading)
         one.started, one.computed = True, until
         return result
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Hashable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -103,3 +106,42 @@ def test_an_adapter_that_lies_nowhere_is_not_known() -> None:
             pass
         with pytest.raises(RefusedError, match=r"not found|cannot be read"):
             adapters.told(one)
+
+
+def test_each_of_many_requests_has_its_digest_when_its_turn_comes(tmp_path: Path) -> None:
+    """However many are in the queue, and long after they have arrived; those that have left are forgotten."""
+    now, adapter = [0.0], lora(weights(tmp_path / "lora"))
+    digests = Digests()
+    adapters = Adapters(digests, lambda: now[0])
+    many = [request(f"r-{number}", prompt(4), lora_request=adapter) for number in range(6000)]
+    for one in many:
+        adapters.settled(one)
+    until = time.monotonic() + 20.0
+    while adapters.content(many[-1]) is None:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    now[0] += 2 * PATIENCE_S
+    assert len({adapters.told(one) for one in many}) == 1
+    for one in many:
+        adapters.forget(one)
+    assert not digests._made
+    assert not adapters._arrivals
+
+
+def test_a_request_that_has_left_is_not_read_for() -> None:
+    held, read, digests = threading.Event(), list[str](), Digests()
+
+    def make(name: str) -> bytes:
+        assert held.wait(20.0)
+        read.append(name)
+        return b"made"
+
+    for name in ("first", "left", "last"):
+        digests.get(name, partial(make, name))
+    digests.forget("left")
+    held.set()
+    until = time.monotonic() + 20.0
+    while digests.get("last", lambda: b"") is None:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    assert read == ["first", "last"]

@@ -10,7 +10,7 @@ import pytest
 
 from kvik.handover import releasing, streaming
 from tests.python.fake_engine import FakeNative
-from tests.python.handover_harness import Side, prompt, request, shape_of
+from tests.python.handover_harness import Side, Status, prompt, request, shape_of
 from tests.python.stream_harness import Prefill, decode_params
 
 LENGTH = 41  # tokens: three segments, of which the last begins at 32
@@ -98,6 +98,26 @@ def test_what_is_not_needed_waits_for_its_last_grant(
         assert not p.pool.used()
     assert waiting(native) == 0
     assert d.ranks[0].worker.take_stats().total("releases_failed") == 0
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_stream_that_decode_has_never_asked_for_is_given_back(
+    servers: tuple[Prefill, Side], own: bool
+) -> None:
+    """Its client leaves while decode has no place for it; prefill has computed it. What is not its prompt is
+    not its to give back."""
+    p, d = servers
+    template = template_of(p)
+    tokens = prompt(LENGTH) if own else prompt(LENGTH, first=500)
+    wanted = request("d-0", tokens, decode_params(template, f"{0:064x}"), status=Status.FINISHED_ABORTED)
+    d.scheduler.on_new_request(wanted)
+    computed(p, template, 0)
+    assert p.pool.used()
+    d.scheduler.request_finished(wanted, ([],))
+    d.step()
+    d.step()
+    p.side.step()
+    assert bool(p.pool.used()) != own
 
 
 @pytest.mark.parametrize("ends", ["fails", "is cancelled"])

@@ -394,6 +394,22 @@ def test_kv_from_elsewhere_is_not_granted_before_it_is_there(tmp_path: Path) -> 
         assert p.finish()["do_remote_prefill"]
 
 
+@pytest.mark.parametrize(
+    ("local", "loading", "streamed"), [(16, True, False), (16, False, True), (0, True, True)]
+)
+def test_what_another_request_waits_for_is_not_granted(
+    tmp_path: Path, local: int, loading: bool, streamed: bool
+) -> None:
+    """The engine's cache may have given it blocks that another connector loads for another request of the
+    step. One that has no block of the cache, or has begun before, has none of these."""
+    with servers(SHAPES["equal"], tmp_path, FakeNative()) as (p, _):
+        template = template_of(p)
+        p.begin(prompt(LENGTH), blocks_of(p.side.shape, FREE), template, local=local)
+        p.chunk(20, loading=loading)
+        p.chunk(LENGTH, loading=True)
+        assert p.finish().get("do_remote_prefill", False) != streamed
+
+
 def test_what_is_not_certain_any_more_is_granted_no_further(tmp_path: Path) -> None:
     """Another image of the same name has arrived, with which the rest of the prompt may be computed."""
 

@@ -143,6 +143,74 @@ def test_the_configuration_as_vllm_runs_it_is_compared(
     assert exchanged(p, servers("consumer", model, hf_config=config_of(**fields))) == equal
 
 
+LONG_ROPE: dict[str, Any] = {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [2.0]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rope_parameters": {**LONG_ROPE, "original_max_position_embeddings": 4096}},
+        {"rope_scaling": {"type": "su"}, "original_max_position_embeddings": 4096},
+        {"text_config": {"rope_parameters": {"full": LONG_ROPE}, "original_max_position_embeddings": 4096}},
+    ],
+)
+def test_which_factors_a_long_rope_has_follows_from_the_longest_request(
+    servers: Callable[..., Server], tmp_path: Path, fields: dict[str, Any]
+) -> None:
+    """vLLM rotates by the long ones where requests may be longer than what the model was trained for."""
+    model, config = weights(tmp_path / "model"), config_of(**fields)
+
+    def exchange(one: int, other: int, **more: Any) -> bool:
+        p = servers("producer", model, hf_config=config, length=one)
+        return exchanged(p, servers("consumer", model, hf_config=config, length=other, **more))
+
+    assert not exchange(4096, 8192)
+    assert exchange(8192, 16384)
+    assert exchange(2048, 4096)
+    assert not exchange(2048, 2048, fitted=True), "it was another one when the model was made"
+
+
+def test_what_a_long_rope_was_trained_for_is_not_said(servers: Callable[..., Server], tmp_path: Path) -> None:
+    model, config = weights(tmp_path / "model"), config_of(rope_parameters=LONG_ROPE)
+    p = servers("producer", model, hf_config=config, length=4096)
+    assert exchanged(p, servers("consumer", model, hf_config=config, length=4096))
+    assert not exchanged(p, servers("consumer", model, hf_config=config, length=8192))
+
+
+def test_whether_llama_4_scales_its_attention_is_compared(
+    servers: Callable[..., Server], tmp_path: Path
+) -> None:
+    model, config = weights(tmp_path / "model"), config_of(text_config={"model_type": "llama4_text"})
+    p = servers("producer", model, hf_config=config, length=32_768)
+    assert exchanged(p, servers("consumer", model, hf_config=config, length=8192))
+    assert not exchanged(p, servers("consumer", model, hf_config=config, length=32_769))
+    told = {"hf_config": config, "generation": {"attn_temperature_tuning": True}}
+    assert not exchanged(p, servers("consumer", model, length=8192, **told))
+
+
+def test_requests_of_any_length_of_other_models(servers: Callable[..., Server], tmp_path: Path) -> None:
+    model, config = weights(tmp_path / "model"), config_of(rope_parameters={"rope_type": "yarn"})
+    p = servers("producer", model, hf_config=config, length=4096)
+    assert exchanged(p, servers("consumer", model, hf_config=config, length=65_536))
+
+
+@pytest.mark.parametrize(
+    ("fields", "equal"),
+    [
+        ({"dtype": "bfloat16", "torch_dtype": None, "max_model_len": 9}, True),
+        ({"text_config": {"architectures": ["MistralForCausalLM"], "dtype": "bfloat16"}}, True),
+        ({"architectures": ["AnotherForCausalLM"]}, False),
+    ],
+)
+def test_what_loading_writes_into_the_configuration_is_not_compared(
+    servers: Callable[..., Server], tmp_path: Path, fields: dict[str, Any], equal: bool
+) -> None:
+    """With one rank a model is loaded in the scheduler's process, before its configuration is read."""
+    model, before = weights(tmp_path / "model"), {"architectures": ["OneForCausalLM"], "text_config": {}}
+    p = servers("producer", model, hf_config=config_of(**before))
+    assert exchanged(p, servers("consumer", model, hf_config=config_of(**{**before, **fields}))) == equal
+
+
 def test_settings_of_images_are_compared(servers: Callable[..., Server], tmp_path: Path) -> None:
     """Models that normalise images themselves are given the same data, whatever that is set to."""
     model, settings = weights(tmp_path / "model"), SimpleNamespace(mm_processor_kwargs={"image_mean": [0.1]})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.python.fake_engine import FakeNative
-from tests.python.vllm_harness import FakeTensor, dense, kv_tensors, stand_in
+from tests.python.vllm_harness import FakeTensor, dense, kv_tensors, scheduler_output, stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -259,3 +259,25 @@ def test_layout_of_mla(heads: int | None) -> None:
     memory = inspect(kv_tensors(blocks=16, heads=heads, content=24), model)
     assert (memory.shape.heads, memory.shape.kv_heads, memory.shape.order) == (1, 1, "HNC")
     assert memory.shape.block_bytes == memory.block_stride == 4 * 24 * 2
+
+
+def test_steps_of_which_another_connector_loads_kv() -> None:
+    """Until vLLM has looked at their outputs, which come in the steps' order."""
+    flight = part("steps").Flight()
+    for loads in (False, True, False):
+        flight.began(scheduler_output([("r", [1, 2], 4, 3)], loads=loads))
+    seen = [flight.loading]
+    for _ in range(4):
+        flight.ended()
+        seen.append(flight.loading)
+    assert seen == [True, True, False, False, False]
+
+
+def test_vllm_before_0_30_does_not_say_what_is_loaded_during_a_step() -> None:
+    for computed, resumed, loading in ((0, set(), False), (4, set(), True), (0, {"r"}, True)):
+        output = scheduler_output([("r", [1, 2], computed, 3)])
+        output.scheduled_cached_reqs.resumed_req_ids = resumed
+        del output.has_sync_kv_loads
+        flight = part("steps").Flight()
+        flight.began(output)
+        assert flight.loading == loading

@@ -18,7 +18,7 @@ import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -362,12 +362,16 @@ class Server:
         multimodal: Any = None,
         encoders: Any = None,
         hf_config: Any = None,
+        length: int = 4096,
+        fitted: bool = False,
+        generation: Mapping[str, Any] | None = None,
     ) -> None:
         """`dims` as of `kv_tensors`, of each rank; `kv_heads` are the model's where ranks have copies.
         `kinds`: of several groups of layers, whose KV lies in the same tensors. Without `handshake` vLLM
         carries that of another connector, and gives it to this one. kv_events: vLLM publishes them.
         multimodal, encoders: its settings of images, and of encoders on other servers. hf_config: of the
-        model.
+        model; length: of its longest request, and whether vLLM has fitted that to the memory;
+        generation: what it is told of generating.
         """
         sys.modules["kvik.handover.native"].load = lambda: native  # type: ignore[attr-defined]
         base = sys.modules[f"{V1}.base"]
@@ -378,6 +382,9 @@ class Server:
             role, tp, extra, kv_heads or (sizes["heads"] or 1) * tp, pipeline_parallel_size=pp
         )
         config.model_config.model, config.model_config.hf_config = model, hf_config
+        config.model_config.max_model_len = length
+        config.model_config.override_generation_config = dict(generation or {})
+        config.model_config.original_max_model_len = -1 if fitted else length
         config.model_config.multimodal_config, config.ec_transfer_config = multimodal, encoders
         config.kv_transfer_config.kv_load_failure_policy = policy
         config.kv_events_config = SimpleNamespace(enable_kv_cache_events=True) if kv_events else None
@@ -420,11 +427,11 @@ class Server:
         """What the workers are told of a step. output: vLLM's SchedulerOutput, where it computes anything."""
         return across(self.scheduler.build_connector_meta(output or scheduler_output()))
 
-    def step(self, output: Any = None) -> StepResult:
+    def step(self, output: Any = None, not_filled: Collection[int] = ()) -> StepResult:
         """One engine step, in the order of vLLM's model runner; ids count when all ranks reported them.
-        output: as of `plan`."""
+        output: as of `plan`; not_filled: KV blocks that another connector names."""
         meta = self.plan(output)
-        result = StepResult(set(), set(), set(), set())
+        result = StepResult(set(), set(), set(not_filled), set())
         worker_meta = None
         for worker in self.workers:
             worker.handle_preemptions(meta)
@@ -521,13 +528,16 @@ class Server:
 def scheduler_output(
     new: Sequence[tuple[str, list[int], int, int]] = (),
     more: Sequence[tuple[str, list[int], int, int]] = (),
+    loads: bool = False,
 ) -> Any:
     """vLLM's SchedulerOutput of one group: of requests that begin, and of others, each the request id, its KV
-    blocks (all, or new ones), how many tokens are computed, and how many the step computes."""
+    blocks (all, or new ones), how many tokens are computed, and how many the step computes. loads: a
+    connector loads KV during the step."""
     counts = {one[0]: one[3] for one in (*new, *more)}
     return SimpleNamespace(
         num_scheduled_tokens=counts,
         total_num_scheduled_tokens=sum(counts.values()),
+        has_sync_kv_loads=loads,
         scheduled_new_reqs=[
             SimpleNamespace(req_id=name, block_ids=(blocks,), num_computed_tokens=computed)
             for name, blocks, computed, _ in new

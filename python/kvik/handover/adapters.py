@@ -19,7 +19,6 @@ from kvik.handover.protocol import RefusedError
 
 MOST_ADAPTERS = 65_536  # remembered by how their files were
 MOST_DIGESTS = 1024
-MOST_ARRIVALS = 65_536
 PATIENCE_S = 1.0
 """Seconds that a request may be made to wait for the digest of its adapter; from then on it is computed, and
 not handed over."""
@@ -44,8 +43,6 @@ class Adapters:
             return b""
         if request.request_id not in self._arrivals:
             self._arrivals[request.request_id] = self._clock()
-            while len(self._arrivals) > MOST_ARRIVALS:
-                del self._arrivals[next(iter(self._arrivals))]
         return self._digests.get(request.request_id, lambda: self._content(lora))
 
     def settled(self, request: Any) -> bool:

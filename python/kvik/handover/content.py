@@ -29,7 +29,6 @@ NAMES = frozenset({
     "preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json",
 })  # fmt: skip
 MOST_FILES = 4096
-MOST_WAITING = 1024
 # Of a sample: at how many places files are read, and how much there.
 SAMPLE_PLACES = 4096
 SAMPLE_BYTES = 4096
@@ -38,13 +37,13 @@ Signature = tuple[tuple[str, int, int, int, int], ...]
 
 
 class Digests:
-    """Digests by key, each made once, on one thread."""
+    """Digests by key, each made once, on one thread, and kept until it is forgotten: whoever asks forgets. A
+    bound would lose those that were asked for first, of requests whose turn comes next."""
 
-    def __init__(self, most: int = 4096) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._made: dict[Hashable, bytes | NoContentError | None] = {}
         self._lock = threading.Lock()
-        self._waiting: queue.Queue[tuple[Hashable, Callable[[], bytes]]] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.SimpleQueue[tuple[Hashable, Callable[[], bytes]]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def get(self, key: Hashable, make: Callable[[], bytes]) -> bytes | None:
@@ -64,12 +63,7 @@ class Digests:
             self._made.pop(key, None)
 
     def _begin(self, key: Hashable, make: Callable[[], bytes]) -> None:
-        try:
-            self._waiting.put_nowait((key, make))
-        except queue.Full:
-            return  # whoever asks does so again
-        while len(self._made) >= self._most:
-            self._made.pop(next(iter(self._made)))
+        self._waiting.put((key, make))
         self._made[key] = None
         if self._thread is None:
             # A daemon: nobody waits at the end of a process for gigabytes to be read.
@@ -79,6 +73,9 @@ class Digests:
     def _run(self) -> None:
         while True:
             key, make = self._waiting.get()
+            with self._lock:
+                if key not in self._made:
+                    continue  # forgotten before its turn
             made: bytes | NoContentError
             try:
                 made = make()

@@ -1,25 +1,56 @@
-"""What the KV of requests is of, on this server: chains over their tokens, images and adapters."""
+"""What the KV of requests is of, on this server: chains over their tokens, images and adapters, in the
+server's namespace.
+
+Who resets a server may have changed its weights in place, so with each reset the namespace is another one.
+Their number is what two servers compare: those that are updated alike agree again, and others do not."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvik.handover import digest
 from kvik.handover.adapters import Adapters
 from kvik.handover.items import Items
 from kvik.handover.native import Native
-from kvik.handover.protocol import KvShape
+from kvik.handover.protocol import KvShape, RefusedError
 
 
 class Contents:
-    """Contents of all requests that have arrived."""
+    """Contents of all requests that have arrived. model: what KV depends on besides tokens and shape;
+    namespace_hex: short form of the namespace."""
 
-    def __init__(self, native: Native, items: Items, adapters: Adapters) -> None:
+    def __init__(self, native: Native, model: Mapping[str, str], items: Items, adapters: Adapters) -> None:
         self._native = native
+        self._model = model
+        self._shapes: tuple[KvShape, ...] = ()
+        self._resets = 0
+        self._arrived: dict[str, int] = {}  # how many resets there had been
         self.items = items
         self.adapters = adapters
         self.namespace = b""
+        self.namespace_hex = ""
+
+    def set_shapes(self, shapes: tuple[KvShape, ...]) -> None:
+        """How the KV of the model's groups lies on this server."""
+        self._shapes = shapes
+        model = {**self._model, "resets": str(self._resets)} if self._resets else self._model
+        self.namespace = digest.namespace_bytes(model, shapes)
+        self.namespace_hex = digest.namespace_digest(self._native, self.namespace)
+
+    def reset(self) -> None:
+        """From now on the model may be another one."""
+        self._resets += 1
+        if self._shapes:
+            self.set_shapes(self._shapes)
+
+    def arrived(self, request: Any) -> None:
+        """A request has arrived: what is computed of it from now on is of the model as it is."""
+        self._arrived.setdefault(request.request_id, self._resets)
+
+    def forget(self, request: Any) -> None:
+        """It has ended."""
+        self._arrived.pop(request.request_id, None)
 
     def settled(self, request: Any) -> bool:
         """Whether all that can be read of a request's images and adapter was."""
@@ -39,6 +70,8 @@ class Contents:
 
     def check(self, request: Any) -> None:
         """Whether KV that this server has of a request is of its content: `RefusedError` where it may be of
-        another image or adapter of the same name."""
+        another image or adapter of the same name, or of the model as it was before a reset."""
+        if self._arrived.get(request.request_id, self._resets) != self._resets:
+            raise RefusedError("namespace_mismatch", "this server was reset while the request was there")
         self.items.check(request)
         self.adapters.check(request)

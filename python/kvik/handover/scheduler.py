@@ -32,7 +32,6 @@ in `holding.py`.
 from __future__ import annotations
 
 import logging
-import math
 import secrets
 import time
 from collections import Counter
@@ -65,6 +64,7 @@ from kvik.handover.protocol import (
     server_shapes,
 )
 from kvik.handover.pulls import Phase, Pull
+from kvik.handover.reach import beyond_reach, usable
 from kvik.handover.report import LoadRecord, ReportFile, in_log
 from kvik.handover.sending import Sendings, Steps
 from kvik.handover.streaming import MAX_OPEN_PARTS
@@ -108,13 +108,12 @@ class SchedulerSide:
         self.held = held
         self._expiry_s = expiry_s
         self._report = report
-        self._contents = Contents(native, items or Items(by_name), adapters or Adapters())
+        self._contents = Contents(native, identity.model, items or Items(by_name), adapters or Adapters())
         self._sendings: Sendings | None = None
         self._unbegun: set[str] = set()
         self._ranks: dict[int, RankHello] = {}
         self._shapes: tuple[KvShape, ...] = ()
         self._parts: list[dict[int, bytes]] = []
-        self._namespace_hex = ""
         self._pulls: dict[str, Pull] = {}
         self._plan = StepPlan()
         self.counters: Counter[str] = Counter()
@@ -131,26 +130,44 @@ class SchedulerSide:
         shapes = server_shapes(hellos, self._identity.ranks)
         self._ranks, self._shapes = dict(hellos), shapes
         self._parts = [{rank: digest.part_bytes(shape, shape, rank) for rank in hellos} for shape in shapes]
-        namespace = self._contents.namespace = digest.namespace_bytes(self._identity.model, shapes)
-        self._namespace_hex = digest.namespace_digest(self._native, namespace)
+        self._contents.set_shapes(shapes)
         if (
             self._identity.is_producer
             and self._identity.streams
             and len(shapes) == 1
             and not shapes[0].window
         ):
-            model, engine_id = self._identity.model.get("model", ""), self._identity.engine_id
-            template = streaming.template_of(engine_id, self._ranks, shapes[0], self._namespace_hex, model)
-            self._sendings = Sendings(self.held, shapes[0], sorted(hellos), template)
+            self._sendings = Sendings(self.held, shapes[0], sorted(hellos), self._template())
         logger.info(
             "kvik: %d rank(s), KV %s, namespace %s of %s", len(hellos), _said(shapes),
-            self._namespace_hex[:16], dict(self._identity.model),
+            self._contents.namespace_hex[:16], dict(self._identity.model),
         )  # fmt: skip
+
+    def _template(self) -> dict[str, Any]:
+        model, engine_id = self._identity.model.get("model", ""), self._identity.engine_id
+        namespace = self._contents.namespace_hex
+        return streaming.template_of(engine_id, self._ranks, self._own_shapes()[0], namespace, model)
+
+    @property
+    def loading(self) -> bool:
+        """Whether a load is on its way."""
+        return any(pull.phase is Phase.LOADING for pull in self._pulls.values())
+
+    def reset(self) -> None:
+        """From now on the model may be another one, as of `Contents`. A load that is on its way would bring
+        KV of the one before."""
+        self._contents.reset()
+        for pull in self._pulls.values():
+            pull.ranks = pull.own = None  # compared anew
+        if self._sendings is not None:
+            self._sendings.template = self._template()
+        logger.info("kvik: reset, the namespace is %s from now on", self._contents.namespace_hex[:16])
 
     # Decode side.
 
     def on_new_request(self, request: Any) -> None:
         """Read the offer of an arriving request, so that it can be released even if it is never scheduled."""
+        self._contents.arrived(request)
         self._pull_of(request)
         self._contents.settled(request)  # its adapter's files are read from now on
         self._begin_sending(request)
@@ -173,13 +190,13 @@ class SchedulerSide:
             return None, False
         if self._verify(request, pull, pull.handover) is None:
             return 0, False
-        offered = pull.handover.num_tokens
-        usable = self._usable(offered, offered == request.num_tokens)
+        offered, shapes = pull.handover.num_tokens, self._own_shapes()
+        taken = usable(shapes, offered, offered == request.num_tokens)
         # The last prompt token is computed anyway, to sample from it: a load of it alone saves nothing.
-        gain = min(usable, request.num_tokens - 1) - num_computed_tokens
-        if gain <= 0 or any(num_computed_tokens % shape.block_tokens for shape in self._own_shapes()):
+        gain = min(taken, request.num_tokens - 1) - num_computed_tokens
+        if gain <= 0 or any(num_computed_tokens % shape.block_tokens for shape in shapes):
             return 0, False
-        if (gone := self._beyond_reach(pull.handover, usable)) is not None:
+        if (gone := beyond_reach(shapes, pull.handover, taken)) is not None:
             self._refused(request.request_id, pull, gone)
             self._release_all(request, pull)
             return 0, False
@@ -187,40 +204,7 @@ class SchedulerSide:
         if pull.stream is not None and 0 < loading > MAX_OPEN_PARTS - pull.stream.most_parts(pull.handover):
             return None, False
         pull.local_tokens = num_computed_tokens
-        return usable - num_computed_tokens, True
-
-    def _usable(self, offered: int, whole_prompt: bool) -> int:
-        """How many tokens of an offer can be taken: all of them for the same prompt, else those of whole KV
-        blocks of all groups.
-
-        vLLM drops the KV blocks in front of a window as soon as all tokens are there, and then computes the
-        last one again, whose window begins one token earlier: where that token is the last of a block that
-        has just been dropped, only whole blocks are taken, of all tokens but the last.
-        """
-        shapes = self._own_shapes()
-        step = math.lcm(*(shape.block_tokens for shape in shapes))
-        if not whole_prompt:
-            return offered // step * step
-        cut = any(
-            shape.window
-            and offered >= shape.window
-            and (offered - shape.window + 1) % shape.block_tokens == 0
-            for shape in shapes
-        )
-        return (offered - 1) // step * step if cut else offered
-
-    def _beyond_reach(self, offer: Handover, usable: int) -> RefusedError | None:
-        """Why the offer does not have what the windows of so many tokens need, if it has not."""
-        for own, theirs, first in zip(self._own_shapes(), offer.shapes, offer.firsts, strict=True):
-            dropped = max(0, usable - own.window + 1) if own.window else 0
-            needed, offered = dropped // own.block_tokens * own.block_tokens, first * theirs.block_tokens
-            if needed < offered:
-                return RefusedError(
-                    "window_missing",
-                    f"{usable} tokens need KV from token {needed} on in layers with a window of {own.window},"
-                    f" prefill has kept it from token {offered} on",
-                )
-        return None
+        return taken - num_computed_tokens, True
 
     def update_state_after_alloc(
         self, request: Any, block_ids: Sequence[Sequence[int]], external: int
@@ -331,6 +315,11 @@ class SchedulerSide:
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended. True and parameters: its blocks stay until every rank reports it as sent."""
+        ended = self._ended(request, block_ids)
+        self._contents.forget(request)
+        return ended
+
+    def _ended(self, request: Any, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         note = self._drop_pull(request)
         self._unbegun.discard(request.request_id)
         params = request.kv_transfer_params
@@ -420,7 +409,7 @@ class SchedulerSide:
             num_tokens=num_tokens,
             tickets=tickets,
             digest=content.hex(),
-            namespace=self._namespace_hex,
+            namespace=self._contents.namespace_hex,
             model=self._identity.model.get("model", ""),
             shapes=self._own_shapes(),
             firsts=tuple(firsts),
@@ -435,12 +424,12 @@ class SchedulerSide:
 
     # Every step.
 
-    def take_plan(self, steps: Steps | None = None) -> StepPlan:
+    def take_plan(self, steps: Steps | None = None, loading: bool = False) -> StepPlan:
         """What the workers shall start with this step; the queue is empty afterwards. `steps`: what the step
-        computes, of an adapter whose server streams."""
+        computes, of an adapter whose server streams; `loading` as of `Sendings.plan`."""
         plan, self._plan = self._plan, StepPlan()
         if self._sendings is not None and steps is not None:
-            plan.segments = self._sendings.plan(steps)
+            plan.segments = self._sendings.plan(steps, loading)
         plan.parks = self.held.park_overdue()
         return plan
 
@@ -506,11 +495,11 @@ class SchedulerSide:
         Computed from the request's own prompt and this server's own model; `RefusedError` where that is not
         what the offer says of itself.
         """
-        if offer.namespace != self._namespace_hex:
+        if offer.namespace != self._contents.namespace_hex:
             raise RefusedError(
                 "namespace_mismatch",
                 f"prefill computed namespace {offer.namespace[:16]} (model {offer.model!r}), this server has "
-                f"{self._namespace_hex[:16]} (model {self._identity.model.get('model')!r}); each "
+                f"{self._contents.namespace_hex[:16]} (model {self._identity.model.get('model')!r}); each "
                 "server's log says at its start what that is made of",
             )
         if offer.num_tokens > request.num_prompt_tokens:
@@ -557,6 +546,11 @@ class SchedulerSide:
         if offer is None or not self._ranks:
             return
         if pull.stream is not None:
+            if pull.ranks is None:  # it has ended before the engine has asked for it
+                try:
+                    pull.ranks, pull.own = self._check(request, offer, True)
+                except RefusedError:
+                    return
             parts = [Unwanted(part.tickets, part.own) for part, _ in self._parts_of(pull)]
             if parts:
                 self._plan.releases.append(Release(request.request_id, parts, deadline))

@@ -78,7 +78,7 @@ class Sendings:
         self, held: HeldBlocks, shape: KvShape, ranks: Sequence[int], template: dict[str, Any]
     ) -> None:
         self._held = held
-        self._template = template
+        self.template = template
         self._shape = shape
         self._division = Division.of(shape)
         self._open: dict[str, Sending] = {}
@@ -94,7 +94,7 @@ class Sendings:
 
     def answer(self) -> dict[str, Any]:
         """What `kvik` of an answer's parameters says of streams."""
-        return {"version": PROTOCOL_VERSION, "stream": self._template}
+        return {"version": PROTOCOL_VERSION, "stream": self.template}
 
     def begin(self, request: Any, chain: Callable[[], bytes], check: Callable[[], None]) -> None:
         """A request has arrived; `chain` makes the content of its prompt, `check` as of `Sending`.
@@ -103,7 +103,7 @@ class Sendings:
         asked = streaming.asked(params) if params and params.get("do_remote_decode") else None
         if asked is None or asked.seed is None:
             return
-        if digest.canonical(asked.template) != digest.canonical(self._template):
+        if digest.canonical(asked.template) != digest.canonical(self.template):
             raise RefusedError("stream_template", "its template is not of this server as it runs now")
         if not self._held.can_take:
             raise RefusedError("stream_pool", "this serving engine shows no pool of KV blocks")
@@ -115,8 +115,9 @@ class Sendings:
         if (sending := self._open.get(request_id)) is not None:
             sending.local = local
 
-    def plan(self, steps: Steps) -> list[SegmentSend]:
-        """The segments that are complete when the step has run. Their blocks are held from now on."""
+    def plan(self, steps: Steps, loading: bool = False) -> list[SegmentSend]:
+        """The segments that are complete when the step has run. Their blocks are held from now on. loading:
+        another connector loads KV now, for this step or one before it, and may turn out not to have."""
         planned = []
         for one in steps(self._open) if self._open else ():
             sending = self._open[one.request_id]
@@ -124,6 +125,8 @@ class Sendings:
                 sending.blocks = list(one.blocks)
                 if one.computed > sending.local:
                     sending.broken = "some of its KV comes from another connector"
+                elif loading and one.computed:
+                    sending.broken = "some of its KV may be what another connector is loading"
             else:
                 sending.blocks.extend(one.blocks)
             if sending.broken is None:

@@ -13,10 +13,10 @@ A request is asked for when it arrives, so that the answer is there by the time 
 engine's queue. What it costs the request besides, waiting for an answer and for a load, is bounded by one
 deadline.
 
-Blocks are saved when their prompt is computed, and those of the answer when the request has ended well. They
-are held by references of our own (`kvik.handover.holding`) until every rank has ended with them, so the
-engine gives nobody else a block that is being read. Where too many would be held, nothing is saved: a store
-that is slow leaves room for requests."""
+Blocks are saved when their prompt is computed and the engine has said that all it was computed upon is there
+(`unsure.py`), and those of the answer when the request has ended well. They are held by references of our own
+(`kvik.handover.holding`) until every rank has ended with them, so the engine gives nobody else a block that
+is being read. Where too many would be held, nothing is saved: a slow store leaves room for requests."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from kvik.serving_cache.ledger import Event, Ledger
 from kvik.serving_cache.naming import Naming
 from kvik.serving_cache.plan import LINK_BYTES, Answer, CacheLoad, CachePlan, Kept, Lookup, Save
 from kvik.serving_cache.rate import StepRate
+from kvik.serving_cache.unsure import Unsure
 
 logger = logging.getLogger("kvik.serving_cache")
 
@@ -117,6 +118,7 @@ class CacheSide:
         self._computing: dict[str, Wanted] = {}
         self._asked: dict[int, Wanted] = {}
         self._saves: dict[str, tuple[int, int]] = {}
+        self._unsure: Unsure[Wanted] = Unsure()
         self._numbers = 0
         self._plan = CachePlan()
         self._reasons: set[str] = set()
@@ -201,17 +203,20 @@ class CacheSide:
     def update_output(
         self,
         received: Iterable[str],
-        failed: bool,
+        invalid: Collection[int],
         answers: Mapping[int, Answer],
         ends: Mapping[str, int],
         kept: Mapping[int, Sequence[Kept]],
     ) -> None:
-        """What ranks have reported: loads that have ended on all of them, whether any failed, answers, on how
-        many of them saves have ended, and what each has of these, where that is followed."""
+        """What ranks have reported: loads that have ended on all of them, KV blocks that loads of any
+        connector have not filled, answers, on how many of them saves have ended, and what each has of these,
+        where that is followed."""
+        if invalid:
+            self._not_filled(invalid)
         for request_id in received:
             wanted = self._wanted.get(request_id)
             if wanted is not None and wanted.phase is Phase.LOADING:
-                wanted.saved = 0 if failed else wanted.saved  # what had gone is put again
+                wanted.saved = 0 if invalid else wanted.saved  # what had gone is put again
                 self._settle(wanted)
         for number, answer in answers.items():
             self._answered(number, answer)
@@ -304,15 +309,38 @@ class CacheSide:
         try:
             return b"" if wanted.outdated else self._naming.links(wanted.request, num_tokens, computed)
         except NoContentError as error:
-            wanted.outdated = True
-            self.counters["cache_requests_not_kept"] += 1
-            if str(error) not in self._reasons and len(self._reasons) < MOST_REASONS:
-                self._reasons.add(str(error))
-                logger.warning(
-                    "kvik: request %s, and others like it, are not kept in a store: %s",
-                    wanted.request.request_id, error,
-                )  # fmt: skip
+            self._not_kept(wanted, str(error))
             return b""
+
+    def _not_kept(self, wanted: Wanted, why: str) -> None:
+        """From now on nothing of a request is kept, which is counted and said."""
+        wanted.outdated = True
+        self.counters["cache_requests_not_kept"] += 1
+        if why not in self._reasons and len(self._reasons) < MOST_REASONS:
+            self._reasons.add(why)
+            logger.warning(
+                "kvik: request %s, and others like it, are not kept in a store: %s",
+                wanted.request.request_id, why,
+            )  # fmt: skip
+
+    def _not_filled(self, blocks: Collection[int]) -> None:
+        """Loads that KV was computed upon have not filled these KV blocks: of the requests that have one,
+        nothing is kept. (Those that this side loads for wait, and have computed nothing.)"""
+        not_kept = {
+            wanted.request.request_id: wanted
+            for wanted in self._computing.values()
+            if wanted.phase is not Phase.LOADING and not set(blocks).isdisjoint(wanted.blocks)
+        }
+        for wanted, save in self._unsure.without(blocks):
+            self._let_go(save)
+            not_kept[wanted.request.request_id] = wanted
+        for wanted in not_kept.values():
+            self._not_kept(wanted, "another connector has not loaded KV that it was computed upon")
+
+    def _let_go(self, save: Save) -> None:
+        """A save that no rank has been told of is not made."""
+        del self._saves[save.key]
+        self._held.ended({save.key: self._ranks})
 
     # Saves, and the end of a request.
 
@@ -323,7 +351,8 @@ class CacheSide:
             self._plan.cancels.append(request.request_id)
         elif request.status.name in KEPT:
             # The last token was sampled and is not computed; what was guessed and not taken lies behind it.
-            dropped = self._save(wanted, block_ids, min(request.num_computed_tokens, request.num_tokens - 1))
+            num_tokens = min(request.num_computed_tokens, request.num_tokens - 1)
+            dropped = self._save(wanted, block_ids, num_tokens, self._unsure.answered)
             self.counters["cache_dropped_blocks"] += dropped
         self._settle(wanted)
         del self._wanted[request.request_id]
@@ -331,7 +360,7 @@ class CacheSide:
         self._naming.forget(request)
 
     def _computed(self, steps: Steps) -> None:
-        """Save the prompts that this step completes: with the next one, when they are written."""
+        """Save the prompts that this step completes: when it has written them, and its output has come."""
         for one in steps(self._computing):
             wanted = self._computing[one.request_id]
             wanted.blocks = list(one.blocks) if one.starts else [*wanted.blocks, *one.blocks]
@@ -339,10 +368,16 @@ class CacheSide:
             if one.computed + one.scheduled >= num_tokens:
                 del self._computing[one.request_id]
                 # One that has no room now may have it when its request ends.
-                self._save(wanted, wanted.blocks, num_tokens)
+                self._save(wanted, wanted.blocks, num_tokens, self._unsure.computed)
                 wanted.blocks = []
 
-    def _save(self, wanted: Wanted, block_ids: Sequence[int], num_tokens: int) -> int:
+    def _save(
+        self,
+        wanted: Wanted,
+        block_ids: Sequence[int],
+        num_tokens: int,
+        queue: Callable[[Wanted, Save], None],
+    ) -> int:
         """Queue the whole blocks of so many tokens, where some are new, and hold them. Gives how many new
         ones there is no room for."""
         links = self._links(wanted, num_tokens, computed=True)
@@ -358,9 +393,7 @@ class CacheSide:
         save = Save(key, links[: count * LINK_BYTES], list(block_ids[:count]))
         self._held.take(key, save.blocks)
         self._saves[key] = count, self._ranks
-        if self._ledger is not None:
-            self._ledger.saving(key, wanted.request, save.links, self._numbers)
-        self._plan.saves.append(save)
+        queue(wanted, save)
         wanted.saved = count
         return 0
 
@@ -382,9 +415,13 @@ class CacheSide:
         for wanted in list(self._unnamed.values()):
             self._ask(wanted)
         self._tell_namespaces()
+        for wanted, save in self._unsure.certain():
+            self._plan.saves.append(save)
+            if self._ledger is not None:
+                self._ledger.saving(save.key, wanted.request, save.links, self._numbers)
         plan, self._plan = self._plan, CachePlan()
         if self._computing:
-            self._computed(steps)  # saved with the next plan
+            self._computed(steps)  # saved with a later plan
         return plan
 
     def _tell_namespaces(self) -> None:
@@ -407,17 +444,21 @@ class CacheSide:
             wanted.outdated = True
             self._settle(wanted)
         self._plan.lookups.clear()
+        for _, save in self._unsure.clear():
+            self._let_go(save)
         if self._ledger is not None:
             self._ledger.reset()
         return True
 
     def step_began(self, scheduled: Collection[int]) -> None:
         """The engine begins a step, which computes so many tokens of each request."""
+        self._unsure.began()
         if self._steps is not None:
             self._steps.began(scheduled)
 
     def step_ended(self) -> None:
-        """The oldest of the engine's steps has ended."""
+        """The oldest of the engine's steps has ended, and its output was told by `update_output`, if any."""
+        self._unsure.ended()
         if self._steps is not None:
             self._steps.ended()
 

@@ -134,6 +134,7 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._cache_rank: CacheRank | None = None
         self._events = events.of(vllm_config, kv_cache_config) if self._cache_config.wanted else None
         self._asked = self._idle = False
+        self._flight = steps.Flight()
         report = ReportFile(config.report_file)
         module = native.load()
         if role is KVConnectorRole.SCHEDULER:
@@ -221,7 +222,8 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def build_connector_meta(self, scheduler_output: Any) -> KvikMetadata:
         """This step's plan for the workers."""
         side = self._on_scheduler()
-        plan = side.take_plan(lambda wanted: steps.scheduled(scheduler_output, wanted))
+        self._flight.began(scheduler_output)
+        plan = side.take_plan(lambda wanted: steps.scheduled(scheduler_output, wanted), self._flight.loading)
         idle = scheduler_output.total_num_scheduled_tokens == 0
         cache = None
         if self._cache is not None:
@@ -239,12 +241,13 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         side.update_output(connector_output, meta.parked_ends, meta.failures)
         if self._cache is not None:
             received = connector_output.finished_recving or ()
-            failed = bool(connector_output.invalid_block_ids)
-            self._cache.update_output(received, failed, meta.answers, meta.parked_ends, meta.kept)
+            invalid = connector_output.invalid_block_ids or ()
+            self._cache.update_output(received, invalid, meta.answers, meta.parked_ends, meta.kept)
 
     def take_events(self) -> Iterable[Any]:
         """What has come into the store and gone, as vLLM's KV events. vLLM asks at the end of each step, also
-        where it publishes none (0.28 to 0.33), so that the step's time is known here."""
+        where it publishes none (0.28 to 0.33), so that it is known here when the step has ended."""
+        self._flight.ended()
         if self._cache is None:
             return ()
         self._cache.step_ended()
@@ -299,9 +302,14 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._cache.set_shape(server_shapes(hellos, len(hellos))[0])
 
     def reset_cache(self) -> bool | None:
-        """Forget what is in the store: from now on this server keeps to itself. Without a store there is
-        nothing to forget, which is a success. False: a load is on its way."""
-        return self._cache is None or self._cache.reset()
+        """Whoever does this may have changed the weights in place: handovers are with servers that were reset
+        as often, and what is in the store is forgotten; there this server keeps to itself from now on.
+        False, and nothing is done: a load is on its way."""
+        side = self._on_scheduler()
+        if side.loading or (self._cache is not None and not self._cache.reset()):
+            return False
+        side.reset()
+        return True
 
     # Worker process.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,13 @@ ITEM_SETTINGS = (
 # An item's own data have far more for each token that it stands for; a place in shared memory, or the size of
 # an image whose embeddings come from elsewhere, has less.
 LEAST_BYTES_A_TOKEN = 16
+# What vLLM's classes of models write into the configuration while they load one: with one rank that is the
+# scheduler's object, with several it is not. The model's type, and its own class, are told all the same.
+WRITTEN_BY_LOADING = frozenset({"dtype", "torch_dtype", "max_model_len"})
+# Llama 4 scales its attention where requests may be longer than this (vLLM's `Llama4ForCausalLM`).
+LLAMA4_TOKENS = 32_768
+LLAMA4 = frozenset({"llama4", "llama4_text"})
+LONG_ROPE = frozenset({"longrope", "su"})  # the same by its older name
 
 
 def unkept(vllm_config: Any, windows: list[int]) -> str | None:
@@ -66,6 +73,7 @@ def model_identity(vllm_config: Any, config: ConnectorConfig, store: CacheConfig
         "cache_dtype": str(cache.cache_dtype),
         "config": _config_digest(getattr(model, "hf_config", None)),
         "weights": _weights_sample(vllm_config, store),
+        **_length_settings(model),
         **_item_settings(model),
     }
 
@@ -87,16 +95,62 @@ def items_of(vllm_config: Any) -> Items:
 
 def _config_digest(hf_config: Any) -> str:
     """The model's configuration as vLLM runs it, with what `--hf-overrides` has changed. Without private
-    names, of which one is the path, and without the version of what wrote it."""
-    told = hf_config.to_dict() if hasattr(hf_config, "to_dict") else {}
-    return hashlib.sha256(json.dumps(_kept(told), sort_keys=True, default=_said).encode()).hexdigest()
+    names, of which one is the path, without the version of what wrote it, and without what loading the model
+    writes there: that is in the scheduler's process only where the one rank is, too."""
+    told = _kept(_told(hf_config))
+    return hashlib.sha256(json.dumps(told, sort_keys=True, default=_said).encode()).hexdigest()
 
 
-def _kept(told: Any) -> Any:
+def _told(hf_config: Any) -> dict[str, Any]:
+    return dict(hf_config.to_dict()) if hasattr(hf_config, "to_dict") else {}
+
+
+def _kept(told: Any, inner: bool = False) -> Any:
+    """inner: of a model's part, whose class vLLM may have filled in."""
     if isinstance(told, Mapping):
-        named = {str(name): _kept(value) for name, value in told.items()}
-        return {name: named[name] for name in named if name[:1] != "_" and name != "transformers_version"}
-    return [_kept(value) for value in told] if isinstance(told, list | tuple) else told
+        left = WRITTEN_BY_LOADING | {"transformers_version"} | ({"architectures"} if inner else set())
+        named = {str(name): _kept(value, True) for name, value in told.items()}
+        return {name: named[name] for name in named if name[:1] != "_" and name not in left}
+    return [_kept(value, True) for value in told] if isinstance(told, list | tuple) else told
+
+
+def _length_settings(model: Any) -> dict[str, str]:
+    """What vLLM derives from how long requests may be (`--max-model-len`) and makes KV with: which factors of
+    a long rope it takes, and whether Llama 4 scales its attention. The decisions and not the length, in which
+    servers may differ. Nothing of other models."""
+    bounds = set(_bounds(_told(getattr(model, "hf_config", None))))
+    if not bounds:
+        return {}
+    # Fitted to the memory, it was another one when the model was made: that which its configuration says.
+    fitted = getattr(model, "original_max_model_len", None) == -1
+    longer = {str(bound): "fitted" if fitted else _longer(model.max_model_len, bound) for bound in bounds}
+    return {"longer": json.dumps([longer, _scaled(model)], sort_keys=True)}
+
+
+def _longer(length: int, bound: int | None) -> bool | int:
+    """The length itself where it is not known what it is compared with."""
+    return length if bound is None else length > bound
+
+
+def _bounds(told: Any, outer: Any = None) -> Iterator[int | None]:
+    """The lengths of requests from which on KV is made in another way, in a configuration and its parts; None
+    where one is not said. outer: the length that a long rope was trained for, where it is said outside."""
+    if not isinstance(told, Mapping):
+        return
+    trained = told.get("original_max_position_embeddings") or outer
+    if told.get("rope_type", told.get("type")) in LONG_ROPE:
+        yield trained
+    if told.get("model_type") in LLAMA4:
+        yield LLAMA4_TOKENS
+    for part in told.values():
+        yield from _bounds(part, trained)
+
+
+def _scaled(model: Any) -> Any:
+    """Whether Llama 4 is told to scale its attention, whatever the length; None where it is not."""
+    told = dict(getattr(model, "try_get_generation_config", dict)())
+    told.update(getattr(model, "override_generation_config", None) or {})
+    return told.get("attn_temperature_tuning")
 
 
 def _said(value: Any) -> str:

@@ -1,7 +1,8 @@
-"""What one step of vLLM computes, as its scheduler says it to the connector."""
+"""What steps of vLLM compute, and upon what, as its scheduler says it to the connector."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Container
 from typing import Any
 
@@ -25,3 +26,35 @@ def scheduled(output: Any, wanted: Container[str]) -> list[Scheduled]:
             starts, new = request_id in cached.resumed_req_ids, blocks[0] if blocks else ()
             found.append(Scheduled(request_id, new, starts, computed, counts.get(request_id, 0)))
     return found
+
+
+class Flight:
+    """The steps whose output vLLM has not looked at, of which there are several with asynchronous scheduling
+    and pipelines."""
+
+    def __init__(self) -> None:
+        self._loading: deque[bool] = deque()
+
+    def began(self, output: Any) -> None:
+        """A step begins. output: vLLM's SchedulerOutput."""
+        self._loading.append(_loads(output))
+
+    def ended(self) -> None:
+        """vLLM has looked at the output of the oldest step."""
+        if self._loading:
+            self._loading.popleft()
+
+    @property
+    def loading(self) -> bool:
+        """Whether a connector loads KV during one of them, which the step computes upon: requests that begin
+        meanwhile may be given it by the prefix cache, before it is said what has not come."""
+        return any(self._loading)
+
+
+def _loads(output: Any) -> bool:
+    """vLLM before 0.30 does not say it: there each request that begins with KV may have it from a load."""
+    said = getattr(output, "has_sync_kv_loads", None)
+    if said is None:
+        begun = any(new.num_computed_tokens for new in output.scheduled_new_reqs)
+        return begun or bool(output.scheduled_cached_reqs.resumed_req_ids)
+    return bool(said)
