@@ -13,6 +13,7 @@
 
 use crate::link::{ANSWERS, Answer};
 use crate::no_thread;
+use crate::opened::Opened;
 use crate::sync::lock;
 use crate::wire::{REQUESTS, RESPONSES, Request, Response};
 use kvik_core::{Code, EngineId, Error, Result};
@@ -43,8 +44,8 @@ pub(crate) struct Remote {
     health: Mutex<Health>,
     /// The health has changed.
     changed: Condvar,
-    /// What is said of each namespace when the store is met again: it may be another start of it.
-    opened: Mutex<Vec<Request>>,
+    /// What is said of namespaces when the store is met again: it may be another start of it.
+    opened: Opened,
     /// It was met, or could not be: set under the lock of the health.
     tried: AtomicBool,
 }
@@ -55,7 +56,7 @@ impl Remote {
     /// # Errors
     /// Why it cannot be met by the deadline, or does not answer.
     pub fn connect(engine: &Engine, address: &str, deadline: Duration) -> Result<Arc<Remote>> {
-        let remote = Remote::new(engine, address, Vec::new())?;
+        let remote = Remote::new(engine, address, &Opened::default())?;
         remote.meet(deadline)?;
         remote.watched()
     }
@@ -64,18 +65,18 @@ impl Remote {
     ///
     /// # Errors
     /// The machine gives no thread.
-    pub fn begin(engine: &Engine, address: &str, opened: Vec<Request>) -> Result<Arc<Remote>> {
+    pub fn begin(engine: &Engine, address: &str, opened: &Opened) -> Result<Arc<Remote>> {
         Remote::new(engine, address, opened)?.watched()
     }
 
-    fn new(engine: &Engine, address: &str, opened: Vec<Request>) -> Result<Arc<Remote>> {
+    fn new(engine: &Engine, address: &str, opened: &Opened) -> Result<Arc<Remote>> {
         let remote = Arc::new(Remote {
             engine: engine.clone(),
             address: address.to_owned(),
             answers: AnswersOf::engine(engine)?,
             health: Mutex::new(Health::Down(Error::new(Code::StoreUnavailable, "it was not met yet"))),
             changed: Condvar::new(),
-            opened: Mutex::new(opened),
+            opened: opened.clone(),
             tried: AtomicBool::new(false),
         });
         lock(&remote.answers.stores).push(Arc::downgrade(&remote));
@@ -119,17 +120,9 @@ impl Remote {
         drop(self.changed.wait_timeout_while(health, left, untried));
     }
 
-    /// What a namespace is, is not said any more.
-    pub fn forget(&self, request: &Request) {
-        lock(&self.opened).retain(|opened| opened != request);
-    }
-
-    /// The store has taken what a namespace is: it is told again when it is met again.
-    pub fn remember(&self, request: Request) {
-        let mut opened = lock(&self.opened);
-        if !opened.contains(&request) {
-            opened.push(request);
-        }
+    /// What is said to it of namespaces.
+    pub fn opened(&self) -> &Opened {
+        &self.opened
     }
 
     fn send(&self, peer: EngineId, request: &Request, deadline: Duration) -> Result<Expected> {
@@ -195,14 +188,19 @@ impl Remote {
         self.answers.inbox.follow(&who)?;
         let mut said = Vec::new();
         loop {
-            // What is opened meanwhile is said, too, before anybody takes it for up.
-            let opened = lock(&self.opened);
-            let more = opened.iter().find(|request| !said.contains(*request)).cloned();
-            let Some(request) = more.or_else(|| said.is_empty().then_some(Request::Stat)) else {
-                self.up(peer);
-                return Ok(());
+            // What is opened meanwhile is said, too, before anybody takes it for up. One that nothing is said to is asked
+            // something: it may be no store.
+            let is_store = !said.is_empty();
+            let more = self.opened.next(&said, || {
+                if is_store {
+                    self.up(peer);
+                }
+            });
+            let request = match more {
+                Some(request) => request,
+                None if is_store => return Ok(()),
+                None => Request::Stat,
             };
-            drop(opened);
             let answers = self.send(peer, &request, left())?;
             said.push(request);
             match answers.from.recv_timeout(left()).map(Answer::take) {
