@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 /// Answers to one request, at most: a part for each block, and one before or behind them.
 pub(crate) const ANSWERS: usize = MAX_KEYS + 2;
 
+/// A share of a request's time that ends so soon before it is all of it.
+const SLACK: Duration = Duration::from_millis(5);
+
 /// Where a client's requests go. Cheap to clone.
 #[derive(Clone)]
 pub(crate) enum Link {
@@ -216,7 +219,7 @@ impl Answers {
         }
     }
 
-    /// The next answer, where it comes by then. Where it does not, the store counts as one that does not answer.
+    /// The next answer, where it comes by then. Where it does not, see [`Answers::late`].
     ///
     /// # Errors
     /// As for [`Answers::next`], without `WaitTimeout`.
@@ -227,9 +230,17 @@ impl Answers {
         }
     }
 
-    /// It has not answered in its share of the time.
+    /// It has not answered in its share of the time. That of a disk is slow, and all of its time was not over: so it only has
+    /// to show that it answers at all.
     pub fn late(&self) -> Error {
-        self.failed(Code::DeadlineExceeded, "the store did not answer in its share of the time")
+        let error = Error::new(Code::DeadlineExceeded, "the store did not answer in its share of the time");
+        match &self.from {
+            Source::Remote(_, remote) if self.left() > SLACK => {
+                remote.doubt();
+                error
+            }
+            _ => self.told(error),
+        }
     }
 
     fn failed(&self, code: Code, text: &str) -> Error {

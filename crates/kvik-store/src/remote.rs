@@ -9,24 +9,27 @@
 //! - A store that is lost, because its process or its connection ends, costs nobody more than the time to notice that.
 //!   One that is there and does not answer costs whoever asks at that time his deadline. From then on everybody hears
 //!   at once that it is down, until the thread has met it again and had an answer: no request is sent to find that out.
+//! - One that is slow is not down: what was not answered in a part of its time makes it be asked something that takes none.
 //! - A request is answered once: by the store, or by what went wrong.
 
 use crate::link::{ANSWERS, Answer};
 use crate::no_thread;
 use crate::opened::Opened;
 use crate::sync::lock;
-use crate::wire::{REQUESTS, RESPONSES, Request, Response};
+use crate::wire::{DEADLINE, REQUESTS, RESPONSES, Request, Response};
 use kvik_core::{Code, EngineId, Error, Result};
 use kvik_engine::{Engine, Inbox, Message, To, Who};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a store is given to be met, and to answer, by the thread that tries again.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a question to a store that is doubted may take to be sent.
+const MOMENT: Duration = Duration::from_millis(10);
 /// The times between two tries: the first, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
@@ -48,6 +51,14 @@ pub(crate) struct Remote {
     opened: Opened,
     /// It was met, or could not be: set under the lock of the health.
     tried: AtomicBool,
+    doubt: Mutex<Option<Doubt>>,
+}
+
+/// A store is asked whether it answers, and is down where it has not by then.
+struct Doubt {
+    peer: EngineId,
+    asked: Expected,
+    until: Instant,
 }
 
 impl Remote {
@@ -78,6 +89,7 @@ impl Remote {
             changed: Condvar::new(),
             opened: opened.clone(),
             tried: AtomicBool::new(false),
+            doubt: Mutex::default(),
         });
         lock(&remote.answers.stores).push(Arc::downgrade(&remote));
         Ok(remote)
@@ -105,6 +117,7 @@ impl Remote {
     /// # Errors
     /// `StoreUnavailable` where it is down.
     pub fn peer(&self) -> Result<EngineId> {
+        self.settle();
         match &*lock(&self.health) {
             Health::Up(peer) => Ok(*peer),
             Health::Down(error) => Err(self.unavailable(error)),
@@ -155,6 +168,34 @@ impl Remote {
         }
         self.down(&error, |_| true);
         self.unavailable(&error)
+    }
+
+    /// A request was not answered in a part of its time. Whoever looks at the store's health later finds out by another one
+    /// whether it answers.
+    pub fn doubt(&self) {
+        let Ok(peer) = self.peer() else { return };
+        let mut doubt = lock(&self.doubt);
+        if doubt.is_none()
+            && let Ok(asked) = self.send(peer, &Request::Stat, MOMENT)
+        {
+            *doubt = Some(Doubt { peer, asked, until: Instant::now() + DEADLINE });
+        }
+    }
+
+    /// Finds out what has come of a doubt.
+    fn settle(&self) {
+        let mut doubt = lock(&self.doubt);
+        let Some(Doubt { peer, asked, until }) = &*doubt else { return };
+        match asked.from.try_recv() {
+            Err(TryRecvError::Empty) if Instant::now() < *until => return,
+            Err(TryRecvError::Empty) => {
+                let error = Error::new(Code::DeadlineExceeded, "the store does not answer in its time");
+                self.down(&error, |up| up == *peer);
+            }
+            // It has answered, or everybody has heard that it is lost.
+            _ => {}
+        }
+        *doubt = None;
     }
 
     /// A transport has failed with this error. That of a store that has gone may be noticed before the end of its
@@ -252,6 +293,7 @@ impl Remote {
 
     /// Whether the store answers.
     pub fn is_up(&self) -> bool {
+        self.settle();
         matches!(&*lock(&self.health), Health::Up(_))
     }
 
