@@ -31,7 +31,7 @@ pub(crate) struct Answers {
     from: Source,
     until: Instant,
     /// What is asked again where the store has forgotten the namespace for others; none when it has answered otherwise.
-    again: Option<(Link, Request)>,
+    again: Option<Box<(Link, Request)>>,
 }
 
 /// An answer on its way to who asked. What it lends is given back at once where nobody takes it, because who asked has
@@ -87,14 +87,14 @@ impl Link {
         let until = Instant::now() + deadline;
         match self {
             Link::Embedded(host, engine, _) => {
-                let again = request.namespace().map(|_| (self.clone(), request.clone()));
+                let again = request.namespace().map(|_| Box::new((self.clone(), request.clone())));
                 let ((to, from), engine) = (channel(), engine.clone());
                 host.submit(engine.id(), request, Box::new(Within { to, engine }))?;
                 Ok(Answers { from: Source::Embedded(from), until, again })
             }
             Link::Remote(remote) => {
                 let expected = remote.ask(&request, deadline)?;
-                let again = request.namespace().is_some().then(|| (self.clone(), request));
+                let again = request.namespace().is_some().then(|| Box::new((self.clone(), request)));
                 Ok(Answers { from: Source::Remote(expected, remote.clone()), until, again })
             }
         }
@@ -158,7 +158,8 @@ impl Answers {
     pub fn next(&mut self, timeout: Option<Duration>) -> Result<Response> {
         let response = self.receive(timeout)?;
         match (response, self.again.take()) {
-            (Response::Failed(Code::NamespaceUnknown, text), Some((link, request))) => {
+            (Response::Failed(Code::NamespaceUnknown, text), Some(again)) => {
+                let (link, request) = *again;
                 *self =
                     link.ask_again(request, self.until)?.ok_or(Error::new(Code::NamespaceUnknown, text))?;
                 self.next(timeout)
