@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import subprocess
 import sys
@@ -93,6 +94,49 @@ def test_a_name_lists_the_servers() -> None:
         layout = kvik.Layout(BLOCKS, RUN)
         store = kvik.Store.connect(engine, f"dns:localhost:{port}", NAMESPACE, layout)
         assert f"{host}:{port}" in [member.name for member in store.members() if member.up]
+
+
+def test_a_namespace_changes_while_the_server_is_away() -> None:
+    links = b"".join(number.to_bytes(32, "little") for number in range(4))
+    with Served() as served, kvik.Engine() as engine:
+        layout = kvik.Layout(BLOCKS, RUN)
+        config = CacheConfig(address=served.address, host_cache=1 << 20, deadline=1.0, save_deadline=LIMIT)
+        tiers = Tiers(kvik, config, engine, engine.allocate(layout.nbytes), layout)
+
+        def saved() -> dict[str, int]:
+            return tiers.save(links, range(4), time.monotonic() + LIMIT, tiers.behind()).counts
+
+        def changes(revision: str) -> None:
+            began = time.monotonic()
+            tiers.set_namespace(dataclasses.replace(NAMESPACE, revision=revision))
+            assert time.monotonic() - began < 0.5, "a step of the serving engine waits for the store"
+
+        changes("first")
+        counts = saved()
+        assert (counts["host_stored"], counts["remote_stored"]) == (4, 4)
+        # It stands still, which nobody knows yet; then it has gone, which its client knows.
+        with served.stopped():
+            changes("second")
+        becomes(lambda: saved().get("remote_known") == 4)
+        served.kill()
+        becomes(lambda: "remote" in tiers.look(links + b"\xff" * 32)[2])
+        changes("third")
+        assert saved().get("host_stored") == 4
+        changes("fourth")
+        served.again()
+        becomes(lambda: saved().get("remote_known") == 4)
+        assert saved().get("host_known") == 4
+        assert tiers.look(links) == (4, 4, {})
+        tiers.close()
+
+
+def test_a_memory_that_cannot_be_had_keeps_nothing() -> None:
+    with kvik.Engine() as engine:
+        layout = kvik.Layout(BLOCKS, RUN)
+        tiers = Tiers(kvik, CacheConfig(host_cache=1), engine, engine.allocate(layout.nbytes), layout)
+        tiers.set_namespace(NAMESPACE)
+        assert tiers.save(bytes(32), range(1), time.monotonic() + LIMIT, tiers.behind()).counts == {}
+        assert tiers.look(bytes(32)) == (0, 0, {})
 
 
 def test_a_serving_engine_reads_amid_a_prompt() -> None:

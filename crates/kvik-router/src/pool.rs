@@ -2,10 +2,14 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::config::EngineUrl;
 use crate::metrics::{FailureKind, Role};
+
+/// How long an engine that could not be reached is left alone: the first time, and the longest. A host that is gone
+/// answers nothing, so whoever asks it waits for all of the connect timeout.
+const LEFT_ALONE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 
 /// Engines of one role. All choosing between engines happens in [`Pool::pick`].
 pub(crate) struct Pool {
@@ -19,7 +23,17 @@ pub(crate) struct Engine {
     pub(crate) url: EngineUrl,
     pub(crate) role: Role,
     last: Mutex<Option<(Seen, Instant)>>,
+    away: Mutex<Option<Away>>,
     template: Mutex<Option<Arc<str>>>,
+}
+
+/// An engine that could not be reached.
+struct Away {
+    /// How long it is left alone.
+    time: Duration,
+    until: Instant,
+    /// A request is finding out whether it is back.
+    tried: bool,
 }
 
 /// What came of a request to an engine, as far as it tells whether the engine is there: an answer, with success or a
@@ -29,15 +43,24 @@ pub(crate) type Seen = Result<(), FailureKind>;
 impl Pool {
     pub(crate) fn new(role: Role, urls: &[EngineUrl]) -> Self {
         let engine = |url: &EngineUrl| {
-            Arc::new(Engine { url: url.clone(), role, last: Mutex::new(None), template: Mutex::new(None) })
+            let (last, away, template) = (Mutex::default(), Mutex::default(), Mutex::default());
+            Arc::new(Engine { url: url.clone(), role, last, away, template })
         };
         Self { role, engines: urls.iter().map(engine).collect(), next: AtomicUsize::new(0) }
     }
 
-    /// The engines in the order in which this request should try them: each once, the first in rotation.
+    /// The engines in the order in which this request should try them: each once, the first in rotation, and last those
+    /// that could not be reached lately. Of those, one whose turn it is is tried first now and then.
     pub(crate) fn pick(&self) -> impl Iterator<Item = &Arc<Engine>> {
+        self.pick_at(Instant::now())
+    }
+
+    fn pick_at(&self, now: Instant) -> impl Iterator<Item = &Arc<Engine>> {
         let first = self.next.fetch_add(1, Ordering::Relaxed) % self.engines.len().max(1);
-        self.engines[first..].iter().chain(&self.engines[..first])
+        let in_turn = self.engines[first..].iter().chain(&self.engines[..first]);
+        let last = |(at, engine): &(usize, &Arc<Engine>)| engine.is_left_alone(*at == 0, now);
+        let (last, ready): (Vec<_>, Vec<_>) = in_turn.enumerate().partition(last);
+        ready.into_iter().chain(last).map(|(_, engine)| engine)
     }
 
     pub(crate) fn engines(&self) -> &[Arc<Engine>] {
@@ -52,7 +75,34 @@ impl Engine {
         if matches!(seen, Err(FailureKind::Connect | FailureKind::Closed)) {
             self.keep_template(None);
         }
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((seen, Instant::now()));
+        let now = Instant::now();
+        self.note_away(seen == Err(FailureKind::Connect), now);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((seen, now));
+    }
+
+    /// Requests that were on their way together count as one.
+    fn note_away(&self, unreachable: bool, now: Instant) {
+        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        let time = match &*away {
+            _ if !unreachable => return *away = None,
+            None => LEFT_ALONE.0,
+            Some(away) if away.tried => (away.time * 2).min(LEFT_ALONE.1),
+            Some(_) => return,
+        };
+        *away = Some(Away { time, until: now + time, tried: false });
+    }
+
+    /// Whether it is not to be asked before others. A request that would ask it `first` does so where it was left alone for
+    /// long enough, and no other one does meanwhile.
+    fn is_left_alone(&self, first: bool, now: Instant) -> bool {
+        let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(away) = &mut *away else { return false };
+        if !first || now < away.until {
+            return true;
+        }
+        // Who gives up tells nothing: then another one finds out.
+        (away.tried, away.until) = (true, now + LEFT_ALONE.1);
+        false
     }
 
     /// What a prefill engine has last said of itself for streams, as it came; none before its first answer.
@@ -92,6 +142,31 @@ mod tests {
         assert_eq!(order(&pool), [urls[1].clone(), urls[2].clone(), urls[0].clone()]);
         assert_eq!(order(&pool)[0], urls[2]);
         assert_eq!(order(&pool)[0], urls[0]);
+    }
+
+    #[test]
+    fn what_cannot_be_reached_is_tried_by_one_request_at_a_time() {
+        let urls: Vec<EngineUrl> = (1..=2).map(|i| format!("http://p:{i}").parse().unwrap()).collect();
+        let pool = Pool::new(Role::Prefill, &urls);
+        let began = Instant::now();
+        // Of two requests, one begins with the first engine: whether it does is asked of both.
+        let tried = |after: Duration| {
+            let orders: Vec<_> = (0..2).map(|_| pool.pick_at(began + after).cloned().collect()).collect();
+            assert!(orders.iter().all(|order: &Vec<_>| order.len() == 2));
+            orders.iter().filter(|order| order[0].url == urls[0]).count()
+        };
+        let unreachable = |after| pool.engines()[0].note_away(true, began + after);
+        assert_eq!(tried(Duration::ZERO), 1);
+        // Those that were on their way together are one failure.
+        (0..5).for_each(|_| unreachable(Duration::ZERO));
+        let (short, long) = LEFT_ALONE;
+        assert_eq!((tried(short / 2), tried(short), tried(short)), (0, 1, 0));
+        unreachable(short);
+        assert_eq!((tried(short * 2), tried(short * 3), tried(short * 3 + long / 2)), (0, 1, 0));
+        // The one that tried has given up.
+        assert_eq!(tried(short * 3 + long), 1);
+        pool.engines()[0].note(Ok(()));
+        assert_eq!((tried(short * 4 + long), tried(short * 4 + long)), (1, 1));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::*;
 use kvik_router::RunningRouter;
@@ -48,7 +48,23 @@ async fn an_engine_that_cannot_be_reached_is_skipped() {
         assert_eq!(complete(&router, SENT).await.0, 200);
     }
     assert_eq!((prefill.pending().await, decode.pending().await), (4, 4));
-    until_metric(&router, r#"kvik_router_upstream_errors_total{role="decode",kind="connect"} 2"#).await;
+    until_metric(&router, r#"kvik_router_upstream_errors_total{role="decode",kind="connect"} 1"#).await;
+}
+
+#[tokio::test]
+async fn a_host_that_is_gone_costs_one_request_its_timeout() {
+    let (prefill, decode, (listener, _waiting)) = (good_prefill().await, good_decode().await, gone().await);
+    let gone = format!("http://{}", listener.local_addr().unwrap());
+    let mut config = config(&[&gone, &prefill.url()], &[&gone, &decode.url()]);
+    config.connect_timeout = Duration::from_secs(1);
+    let router = RunningRouter::start(config).unwrap();
+    let mut late = 0;
+    for _ in 0..10 {
+        let began = Instant::now();
+        assert_eq!(complete(&router, SENT).await.0, 200);
+        late += usize::from(began.elapsed() > Duration::from_millis(900));
+    }
+    assert!(late <= 1, "{late} of 10 requests have waited for a host that is gone");
 }
 
 #[tokio::test]

@@ -114,6 +114,8 @@ impl TierOwner for Blocks {
                 let mut state = lock(&self.state);
                 if let Some(number) = state.tenants.find(&id) {
                     state.forget_all(|namespace| namespace == number);
+                    // It may have gone for one that is told of next.
+                    state.forget_namespaces(&[id]);
                 }
             }
         }

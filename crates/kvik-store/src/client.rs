@@ -4,6 +4,7 @@ use crate::choice::{Choices, Reason};
 use crate::cluster::{Cluster, MemberState};
 use crate::host::Host;
 use crate::link::{Link, unexpected};
+use crate::opened::Opened;
 use crate::remote::Remote;
 use crate::servers::Servers;
 use crate::service::Service;
@@ -35,6 +36,16 @@ pub(crate) struct Inner {
 pub(crate) enum Stores {
     One(Link),
     Many(Arc<Cluster>),
+}
+
+impl Stores {
+    /// What is said to them of namespaces.
+    fn opened(&self) -> &Opened {
+        match self {
+            Stores::One(link) => link.opened(),
+            Stores::Many(cluster) => &cluster.opened,
+        }
+    }
 }
 
 impl Drop for Inner {
@@ -94,7 +105,7 @@ impl Client {
     }
 
     pub(crate) fn of(engine: &Engine, host: Host) -> Client {
-        let link = Link::Embedded(Arc::new(host), engine.clone());
+        let link = Link::Embedded(Arc::new(host), engine.clone(), Opened::default());
         Client::over(engine, Stores::One(link))
     }
 
@@ -119,18 +130,16 @@ impl Client {
     pub fn open(&self, tenant: &str, namespace: &Namespace, shape: Shape) -> Result<Space> {
         let (tenant, model, id) = (tenant.to_owned(), namespace.words(), namespace.id()?);
         let request = Request::Open { namespace: id, shape, tenant, model };
+        // A store that is met meanwhile hears of it, too.
+        let needed = self.inner.stores.opened().need(&request);
         match &self.inner.stores {
-            Stores::One(link) => match link.ask(request.clone(), DEADLINE)?.next(None)? {
-                Response::Opened => {
-                    if let Link::Remote(remote) = link {
-                        remote.remember(request);
-                    }
-                }
+            Stores::One(link) => match link.ask(request, DEADLINE)?.next(None)? {
+                Response::Opened => {}
                 other => return Err(unexpected(&other)),
             },
             Stores::Many(cluster) => cluster.open(&request)?,
         }
-        Ok(Space::new(self, id, shape))
+        Ok(Space::new(self, id, shape, needed))
     }
 
     /// Takes out all blocks of a tenant; how many went, each copy counted.

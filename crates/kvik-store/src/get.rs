@@ -239,7 +239,7 @@ impl Reading {
 
     /// Begins to read the next blocks; false when there are none.
     fn begin(&mut self, timeout: Option<Duration>) -> Result<bool> {
-        let Some(answers) = &self.answers else { return Ok(false) };
+        let Some(answers) = &mut self.answers else { return Ok(false) };
         loop {
             if let Some(part) = &self.part
                 && part.begun < part.blocks.len()

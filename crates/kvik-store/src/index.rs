@@ -5,6 +5,8 @@
 //!   come after it first ([`Index::family`]).
 //! - An id is not used again while its block is here. Nothing but the table of keys grows with the number of blocks
 //!   beyond [`Node`], of which there is one a block.
+//! - A namespace's blocks are counted from their coming to the release of their numbers: while there is one, the number of
+//!   the namespace means that one.
 
 use crate::figures::Where;
 use crate::{BlockKey, Place};
@@ -104,6 +106,8 @@ pub(crate) struct Index {
     keys: HashTable<Id>,
     free: Id,
     len: usize,
+    /// The numbers that are taken for blocks of each namespace.
+    of_namespaces: Vec<u32>,
 }
 
 /// The keys are a hash already.
@@ -121,6 +125,11 @@ impl Index {
     /// Blocks that are known.
     pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// The numbers that are taken for blocks of a namespace, also of those that were taken out and are read still.
+    pub fn taken_for(&self, namespace: u16) -> u32 {
+        self.of_namespaces.get(usize::from(namespace)).copied().unwrap_or(0)
     }
 
     pub fn node(&self, id: Id) -> &Node {
@@ -180,6 +189,9 @@ impl Index {
         let rehash = |id: &Id| hash(&nodes[*id as usize / GROWTH][*id as usize % GROWTH].key);
         keys.insert_unique(hash(&key), id, rehash);
         self.len += 1;
+        let at = usize::from(namespace);
+        self.of_namespaces.resize(self.of_namespaces.len().max(at + 1), 0);
+        self.of_namespaces[at] += 1;
         id
     }
 
@@ -273,6 +285,8 @@ impl Index {
         let free = std::mem::replace(&mut self.free, id);
         let node = self.node_mut(id);
         (node.life, node.next) = (Life::Free, free);
+        let namespace = usize::from(node.namespace);
+        self.of_namespaces[namespace] -= 1;
     }
 
     /// The number above all that were given so far.

@@ -11,6 +11,7 @@ use crate::lend::Loan;
 use crate::service::{Service, answered_by, longest};
 use crate::state::State;
 use crate::store::{Store, check_keys};
+use crate::tenants::Held;
 use crate::wire::{self, Response};
 use kvik_core::Result;
 use std::sync::Arc;
@@ -47,7 +48,7 @@ pub(crate) struct Lender {
 struct Tally {
     store: Store,
     /// None as long as it is not known: then nothing was found.
-    namespace: Option<u16>,
+    namespace: Option<Held>,
     came: Instant,
     whole: Arc<Whole>,
     hits: [u64; Where::ALL.len()],
@@ -78,7 +79,9 @@ impl Tally {
     }
 
     fn count(&mut self, state: &mut State) {
-        let Some(namespace) = self.namespace.filter(|_| !self.counted) else { return };
+        let Some(namespace) = self.namespace.as_ref().map(Held::number).filter(|_| !self.counted) else {
+            return;
+        };
         self.counted = true;
         let bytes = state.shape(namespace).bytes();
         state.counts.misses += self.misses;
@@ -134,8 +137,9 @@ impl Lender {
     /// error, is left to [`Lender::rest`].
     pub fn first(&mut self) -> Option<Response> {
         let (store, keys) = (self.service.store(), &self.get.keys);
-        let state = store.try_state()?;
-        let namespace = state.tenants.find(&self.get.namespace)?;
+        let mut state = store.try_state()?;
+        let held = state.tenants.hold(&self.get.namespace)?;
+        let namespace = held.number();
         let here = |key: &BlockKey, lives: &[Life]| {
             let id = state.index.find(namespace, key);
             id.is_some_and(|id| lives.contains(&state.index.node(id).life))
@@ -145,7 +149,7 @@ impl Lender {
         }
         let more = keys.get(1).is_some_and(|key| here(key, &Life::THERE));
         let loan = store.lend(state, namespace, &keys[..1], self.expiry, self.get.ahead.as_ref()).ok()?;
-        self.tally.namespace = Some(namespace);
+        self.tally.namespace = Some(held);
         let response = self.enter(loan, more);
         if more {
             return Some(response);
@@ -191,8 +195,9 @@ impl Lender {
             first => first.into_iter().for_each(reply),
         }
         check_keys(&self.get.keys)?;
-        let (store, namespace) = (self.service.store().clone(), self.service.known(&self.get.namespace)?);
-        self.tally.namespace = Some(namespace);
+        let (store, held) = (self.service.store().clone(), self.service.known(&self.get.namespace)?);
+        let namespace = held.number();
+        self.tally.namespace = Some(held);
         loop {
             let (response, more) = self.next(&store, namespace)?;
             if !more {

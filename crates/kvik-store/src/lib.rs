@@ -39,6 +39,7 @@ mod log;
 mod metrics;
 mod moving;
 mod object;
+mod opened;
 mod placement;
 pub mod policy;
 mod pulse;

@@ -2,8 +2,9 @@
 
 use crate::MAX_KEYS;
 use crate::host::{Host, Reply};
+use crate::opened::Opened;
 use crate::remote::{Expected, Remote};
-use crate::wire::{Request, Response};
+use crate::wire::{Get, Request, Response};
 use kvik_core::{Code, EngineId, Error, Incarnation, Result, Ticket};
 use kvik_engine::{Engine, TransferOptions};
 use std::sync::Arc;
@@ -13,11 +14,14 @@ use std::time::{Duration, Instant};
 /// Answers to one request, at most: a part for each block, and one before or behind them.
 pub(crate) const ANSWERS: usize = MAX_KEYS + 2;
 
+/// A share of a request's time that ends so soon before it is all of it.
+const SLACK: Duration = Duration::from_millis(5);
+
 /// Where a client's requests go. Cheap to clone.
 #[derive(Clone)]
 pub(crate) enum Link {
-    /// To a store in this process, of this engine.
-    Embedded(Arc<Host>, Engine),
+    /// To a store in this process, of this engine, and what is said to it of namespaces.
+    Embedded(Arc<Host>, Engine, Opened),
     /// To one that another process serves.
     Remote(Arc<Remote>),
 }
@@ -26,6 +30,8 @@ pub(crate) enum Link {
 pub(crate) struct Answers {
     from: Source,
     until: Instant,
+    /// What is asked again where the store has forgotten the namespace for others; none when it has answered otherwise.
+    again: Option<Box<(Link, Request)>>,
 }
 
 /// An answer on its way to who asked. What it lends is given back at once where nobody takes it, because who asked has
@@ -80,16 +86,48 @@ impl Link {
     pub fn ask(&self, request: Request, deadline: Duration) -> Result<Answers> {
         let until = Instant::now() + deadline;
         match self {
-            Link::Embedded(host, engine) => {
+            Link::Embedded(host, engine, _) => {
+                let again = request.namespace().map(|_| Box::new((self.clone(), request.clone())));
                 let ((to, from), engine) = (channel(), engine.clone());
                 host.submit(engine.id(), request, Box::new(Within { to, engine }))?;
-                Ok(Answers { from: Source::Embedded(from), until })
+                Ok(Answers { from: Source::Embedded(from), until, again })
             }
             Link::Remote(remote) => {
                 let expected = remote.ask(&request, deadline)?;
-                Ok(Answers { from: Source::Remote(expected, remote.clone()), until })
+                let again = request.namespace().is_some().then(|| Box::new((self.clone(), request)));
+                Ok(Answers { from: Source::Remote(expected, remote.clone()), until, again })
             }
         }
+    }
+
+    /// What is said to the store of namespaces.
+    pub fn opened(&self) -> &Opened {
+        match self {
+            Link::Embedded(_, _, opened) => opened,
+            Link::Remote(remote) => remote.opened(),
+        }
+    }
+
+    /// Opens the namespace of a request, and asks for it anew; none where nobody here has opened it.
+    ///
+    /// # Errors
+    /// As for [`Link::ask`]; what the store says against it.
+    fn ask_again(&self, mut request: Request, until: Instant) -> Result<Option<Answers>> {
+        let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+        let Some(open) = request.namespace().and_then(|namespace| self.opened().of(namespace)) else {
+            return Ok(None);
+        };
+        match self.ask(open, left())?.next(None)? {
+            Response::Opened => {}
+            other => return Err(unexpected(&other)),
+        }
+        if let Request::Get(Get { ahead, .. }) = &mut request {
+            // An id of the client's own counts once.
+            *ahead = None;
+        }
+        let mut answers = self.ask(request, left())?;
+        answers.again = None;
+        Ok(Some(answers))
     }
 }
 
@@ -117,7 +155,21 @@ impl Answers {
     ///
     /// # Errors
     /// What the store says went wrong; `StoreUnavailable` where no answer comes. `WaitTimeout` when `timeout` passes first.
-    pub fn next(&self, timeout: Option<Duration>) -> Result<Response> {
+    pub fn next(&mut self, timeout: Option<Duration>) -> Result<Response> {
+        let response = self.receive(timeout)?;
+        match (response, self.again.take()) {
+            (Response::Failed(Code::NamespaceUnknown, text), Some(again)) => {
+                let (link, request) = *again;
+                *self =
+                    link.ask_again(request, self.until)?.ok_or(Error::new(Code::NamespaceUnknown, text))?;
+                self.next(timeout)
+            }
+            (Response::Failed(code, text), _) => Err(Error::new(code, text)),
+            (response, _) => Ok(response),
+        }
+    }
+
+    fn receive(&self, timeout: Option<Duration>) -> Result<Response> {
         let left = self.left();
         let wait = timeout.map_or(left, |timeout| timeout.min(left));
         let from = match &self.from {
@@ -125,7 +177,6 @@ impl Answers {
             Source::Remote(expected, _) => &expected.from,
         };
         match from.recv_timeout(wait).map(Answer::take) {
-            Ok(Response::Failed(code, text)) => Err(Error::new(code, text)),
             Ok(response) => Ok(response),
             Err(RecvTimeoutError::Timeout) if wait < left => {
                 Err(Error::new(Code::WaitTimeout, "the store has not answered yet: wait again"))
@@ -143,7 +194,7 @@ impl Answers {
     ///
     /// # Errors
     /// As for [`Answers::next`].
-    pub fn count(&self) -> Result<u64> {
+    pub fn count(&mut self) -> Result<u64> {
         match self.next(None)? {
             Response::Done(count) => Ok(count),
             other => Err(unexpected(&other)),
@@ -154,7 +205,7 @@ impl Answers {
     ///
     /// # Errors
     /// As for [`Answers::next`].
-    pub fn text(&self) -> Result<String> {
+    pub fn text(&mut self) -> Result<String> {
         let mut text = String::new();
         loop {
             match self.next(None)? {
@@ -169,20 +220,28 @@ impl Answers {
         }
     }
 
-    /// The next answer, where it comes by then. Where it does not, the store counts as one that does not answer.
+    /// The next answer, where it comes by then. Where it does not, see [`Answers::late`].
     ///
     /// # Errors
     /// As for [`Answers::next`], without `WaitTimeout`.
-    pub fn next_until(&self, until: Instant) -> Result<Response> {
+    pub fn next_until(&mut self, until: Instant) -> Result<Response> {
         match self.next(Some(until.saturating_duration_since(Instant::now()))) {
             Err(error) if error.code == Code::WaitTimeout => Err(self.late()),
             other => other,
         }
     }
 
-    /// It has not answered in its share of the time.
+    /// It has not answered in its share of the time. That of a disk is slow, and all of its time was not over: so it only has
+    /// to show that it answers at all.
     pub fn late(&self) -> Error {
-        self.failed(Code::DeadlineExceeded, "the store did not answer in its share of the time")
+        let error = Error::new(Code::DeadlineExceeded, "the store did not answer in its share of the time");
+        match &self.from {
+            Source::Remote(_, remote) if self.left() > SLACK => {
+                remote.doubt();
+                error
+            }
+            _ => self.told(error),
+        }
     }
 
     fn failed(&self, code: Code, text: &str) -> Error {

@@ -9,23 +9,27 @@
 //! - A store that is lost, because its process or its connection ends, costs nobody more than the time to notice that.
 //!   One that is there and does not answer costs whoever asks at that time his deadline. From then on everybody hears
 //!   at once that it is down, until the thread has met it again and had an answer: no request is sent to find that out.
+//! - One that is slow is not down: what was not answered in a part of its time makes it be asked something that takes none.
 //! - A request is answered once: by the store, or by what went wrong.
 
 use crate::link::{ANSWERS, Answer};
 use crate::no_thread;
+use crate::opened::Opened;
 use crate::sync::lock;
-use crate::wire::{REQUESTS, RESPONSES, Request, Response};
+use crate::wire::{DEADLINE, REQUESTS, RESPONSES, Request, Response};
 use kvik_core::{Code, EngineId, Error, Result};
 use kvik_engine::{Engine, Inbox, Message, To, Who};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a store is given to be met, and to answer, by the thread that tries again.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a question to a store that is doubted may take to be sent.
+const MOMENT: Duration = Duration::from_millis(10);
 /// The times between two tries: the first, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
@@ -43,10 +47,18 @@ pub(crate) struct Remote {
     health: Mutex<Health>,
     /// The health has changed.
     changed: Condvar,
-    /// What is said of each namespace when the store is met again: it may be another start of it.
-    opened: Mutex<Vec<Request>>,
+    /// What is said of namespaces when the store is met again: it may be another start of it.
+    opened: Opened,
     /// It was met, or could not be: set under the lock of the health.
     tried: AtomicBool,
+    doubt: Mutex<Option<Doubt>>,
+}
+
+/// A store is asked whether it answers, and is down where it has not by then.
+struct Doubt {
+    peer: EngineId,
+    asked: Expected,
+    until: Instant,
 }
 
 impl Remote {
@@ -55,7 +67,7 @@ impl Remote {
     /// # Errors
     /// Why it cannot be met by the deadline, or does not answer.
     pub fn connect(engine: &Engine, address: &str, deadline: Duration) -> Result<Arc<Remote>> {
-        let remote = Remote::new(engine, address, Vec::new())?;
+        let remote = Remote::new(engine, address, &Opened::default())?;
         remote.meet(deadline)?;
         remote.watched()
     }
@@ -64,19 +76,20 @@ impl Remote {
     ///
     /// # Errors
     /// The machine gives no thread.
-    pub fn begin(engine: &Engine, address: &str, opened: Vec<Request>) -> Result<Arc<Remote>> {
+    pub fn begin(engine: &Engine, address: &str, opened: &Opened) -> Result<Arc<Remote>> {
         Remote::new(engine, address, opened)?.watched()
     }
 
-    fn new(engine: &Engine, address: &str, opened: Vec<Request>) -> Result<Arc<Remote>> {
+    fn new(engine: &Engine, address: &str, opened: &Opened) -> Result<Arc<Remote>> {
         let remote = Arc::new(Remote {
             engine: engine.clone(),
             address: address.to_owned(),
             answers: AnswersOf::engine(engine)?,
             health: Mutex::new(Health::Down(Error::new(Code::StoreUnavailable, "it was not met yet"))),
             changed: Condvar::new(),
-            opened: Mutex::new(opened),
+            opened: opened.clone(),
             tried: AtomicBool::new(false),
+            doubt: Mutex::default(),
         });
         lock(&remote.answers.stores).push(Arc::downgrade(&remote));
         Ok(remote)
@@ -104,6 +117,7 @@ impl Remote {
     /// # Errors
     /// `StoreUnavailable` where it is down.
     pub fn peer(&self) -> Result<EngineId> {
+        self.settle();
         match &*lock(&self.health) {
             Health::Up(peer) => Ok(*peer),
             Health::Down(error) => Err(self.unavailable(error)),
@@ -119,17 +133,9 @@ impl Remote {
         drop(self.changed.wait_timeout_while(health, left, untried));
     }
 
-    /// What a namespace is, is not said any more.
-    pub fn forget(&self, request: &Request) {
-        lock(&self.opened).retain(|opened| opened != request);
-    }
-
-    /// The store has taken what a namespace is: it is told again when it is met again.
-    pub fn remember(&self, request: Request) {
-        let mut opened = lock(&self.opened);
-        if !opened.contains(&request) {
-            opened.push(request);
-        }
+    /// What is said to it of namespaces.
+    pub fn opened(&self) -> &Opened {
+        &self.opened
     }
 
     fn send(&self, peer: EngineId, request: &Request, deadline: Duration) -> Result<Expected> {
@@ -164,6 +170,34 @@ impl Remote {
         self.unavailable(&error)
     }
 
+    /// A request was not answered in a part of its time. Whoever looks at the store's health later finds out by another one
+    /// whether it answers.
+    pub fn doubt(&self) {
+        let Ok(peer) = self.peer() else { return };
+        let mut doubt = lock(&self.doubt);
+        if doubt.is_none()
+            && let Ok(asked) = self.send(peer, &Request::Stat, MOMENT)
+        {
+            *doubt = Some(Doubt { peer, asked, until: Instant::now() + DEADLINE });
+        }
+    }
+
+    /// Finds out what has come of a doubt.
+    fn settle(&self) {
+        let mut doubt = lock(&self.doubt);
+        let Some(Doubt { peer, asked, until }) = &*doubt else { return };
+        match asked.from.try_recv() {
+            Err(TryRecvError::Empty) if Instant::now() < *until => return,
+            Err(TryRecvError::Empty) => {
+                let error = Error::new(Code::DeadlineExceeded, "the store does not answer in its time");
+                self.down(&error, |up| up == *peer);
+            }
+            // It has answered, or everybody has heard that it is lost.
+            _ => {}
+        }
+        *doubt = None;
+    }
+
     /// A transport has failed with this error. That of a store that has gone may be noticed before the end of its
     /// session, and then tells of the store's health, too: so it is asked.
     pub fn unless_it_answers(&self, error: Error, left: Duration) -> Error {
@@ -195,14 +229,19 @@ impl Remote {
         self.answers.inbox.follow(&who)?;
         let mut said = Vec::new();
         loop {
-            // What is opened meanwhile is said, too, before anybody takes it for up.
-            let opened = lock(&self.opened);
-            let more = opened.iter().find(|request| !said.contains(*request)).cloned();
-            let Some(request) = more.or_else(|| said.is_empty().then_some(Request::Stat)) else {
-                self.up(peer);
-                return Ok(());
+            // What is opened meanwhile is said, too, before anybody takes it for up. One that nothing is said to is asked
+            // something: it may be no store.
+            let is_store = !said.is_empty();
+            let more = self.opened.next(&said, || {
+                if is_store {
+                    self.up(peer);
+                }
+            });
+            let request = match more {
+                Some(request) => request,
+                None if is_store => return Ok(()),
+                None => Request::Stat,
             };
-            drop(opened);
             let answers = self.send(peer, &request, left())?;
             said.push(request);
             match answers.from.recv_timeout(left()).map(Answer::take) {
@@ -254,6 +293,7 @@ impl Remote {
 
     /// Whether the store answers.
     pub fn is_up(&self) -> bool {
+        self.settle();
         matches!(&*lock(&self.health), Health::Up(_))
     }
 

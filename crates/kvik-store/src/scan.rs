@@ -32,8 +32,8 @@ impl Description {
     pub fn of(store: &Store, from: u16) -> Description {
         let state = store.state();
         let all = state.tenants.namespaces();
-        let namespaces = (usize::from(from)..all.len()).take(PART).map(|number| {
-            let known = &all[number];
+        let count = all.len();
+        let namespaces = all.enumerate().skip(usize::from(from)).take(PART).map(|(number, known)| {
             let (tenant, model) = (&state.tenants.tenant(number as u16).name, &known.model);
             Described {
                 id: (&known.id).into(),
@@ -46,7 +46,7 @@ impl Description {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             blocks: state.index.len() as u64,
             namespaces: namespaces.collect(),
-            more: all.len() > usize::from(from) + PART,
+            more: count > usize::from(from) + PART,
         }
     }
 }

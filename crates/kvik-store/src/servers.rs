@@ -95,6 +95,7 @@ impl Servers {
         let cluster = Arc::new(Cluster::new(engine, copies, following.clone()));
         let mut source = Source::open(self)?;
         let found = source.read()?;
+        source.check(&found)?;
         cluster.set(&found.names)?;
         cluster.met(deadline)?;
         if !matches!(self, Servers::Addresses(_)) {
@@ -123,6 +124,24 @@ impl Source {
             Source::File(path) => read_file(path).map(Listed::from),
             Source::Name(name, port) => resolve(name, *port).map(Listed::from),
             Source::Etcd(gateway) => gateway.list(),
+        }
+    }
+
+    /// # Errors
+    /// Nobody is named.
+    fn check(&self, listed: &Listed) -> Result<()> {
+        match self {
+            Source::Etcd(gateway) if listed.names.is_empty() => Err(gateway.nobody()),
+            _ => Ok(()),
+        }
+    }
+
+    /// What was read cannot be used, or nothing was; false when nobody needs it any more.
+    fn pause(&self, following: &Following) -> bool {
+        match self {
+            Source::Etcd(_) => !following.wait(ETCD_AGAIN),
+            // Those are waited for anyway.
+            _ => true,
         }
     }
 
@@ -188,11 +207,15 @@ fn ask_again(mut source: Source, mut found: Listed, cluster: &Weak<Cluster>, fol
     while source.changed(&found, following) {
         let Some(cluster) = cluster.upgrade() else { return };
         let now = source.read().and_then(|now| {
+            // What has happened by then is not waited for again, also where it is of no use.
+            found.revision = now.revision;
+            source.check(&now)?;
             if now.names != found.names {
                 cluster.set(&now.names)?;
             }
             Ok(now)
         });
+        drop(cluster);
         match now {
             Ok(now) => (found, told) = (now, false),
             Err(error) => {
@@ -200,6 +223,9 @@ fn ask_again(mut source: Source, mut found: Listed, cluster: &Weak<Cluster>, fol
                     log::warn!("the store's servers stay as they are: {error}");
                 }
                 told = true;
+                if !source.pause(following) {
+                    return;
+                }
             }
         }
     }
@@ -208,6 +234,62 @@ fn ask_again(mut source: Source, mut found: Listed, cluster: &Weak<Cluster>, fol
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Client, Server, StoreOptions};
+    use kvik_engine::Config;
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    /// Something that answers as an etcd in which a server is entered, until it `is_empty`: with another revision.
+    fn answer(mut stream: TcpStream, key: &str, is_empty: &AtomicBool) -> std::io::Result<()> {
+        let mut request = [0; 4096];
+        let count = stream.read(&mut request)?;
+        let request = String::from_utf8_lossy(&request[..count]).into_owned();
+        let empty = is_empty.load(Ordering::SeqCst);
+        let (kvs, revision) = if empty { (String::new(), 2) } else { (format!(r#"{{"key":"{key}"}}"#), 1) };
+        let said = format!(r#"{{"header":{{"revision":"{revision}"}},"kvs":[{kvs}]}}"#);
+        if !request.contains("/v3/watch") {
+            let head =
+                format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", said.len());
+            return stream.write_all((head + &said).as_bytes());
+        }
+        stream.write_all(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{\"result\":{\"created\":true}}\n")?;
+        // It was taken out with revision 2.
+        while !(is_empty.load(Ordering::SeqCst) && request.contains(r#""start_revision":"2""#)) {
+            std::thread::sleep(Duration::from_millis(10));
+            if stream.write_all(b"").is_err() {
+                return Ok(());
+            }
+        }
+        stream.write_all(b"{\"result\":{\"events\":[{}]}}\n")
+    }
+
+    #[test]
+    fn an_etcd_in_which_nobody_is_entered_is_not_asked_again_and_again() {
+        use base64::{Engine as _, engine::general_purpose::STANDARD};
+        let engine = Engine::start(Config::default()).unwrap();
+        let server = Server::start(&engine, &StoreOptions::default()).unwrap();
+        let key = STANDARD.encode(format!("kvik/{}", engine.addresses()[0]));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let etcd = format!("etcd:http://{}/kvik", listener.local_addr().unwrap());
+        let (asked, is_empty) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let (count, empty) = (asked.clone(), is_empty.clone());
+        std::thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                count.fetch_add(1, Ordering::SeqCst);
+                let (key, empty) = (key.clone(), empty.clone());
+                std::thread::spawn(move || answer(stream, &key, &empty));
+            }
+        });
+        let asking = Engine::start(Config::default()).unwrap();
+        let client = Client::connect_to(&asking, &Servers::parse(&[&etcd]).unwrap(), 1, None).unwrap();
+        is_empty.store(true, Ordering::SeqCst);
+        std::thread::sleep(Duration::from_secs(3));
+        let asked = asked.load(Ordering::SeqCst);
+        assert!((3..10).contains(&asked), "{asked} requests in three seconds");
+        assert_eq!(client.members().len(), 1, "who is known stays");
+        drop(server);
+    }
 
     #[test]
     fn servers_are_named_in_four_ways() {

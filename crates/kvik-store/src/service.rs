@@ -5,7 +5,7 @@ use crate::fill::Stored;
 use crate::lend::Lent;
 use crate::lending::{Lender, Rest};
 use crate::store::{Store, check_keys};
-use crate::tenants::Known;
+use crate::tenants::{Held, Known};
 use crate::wire::scan::{Description, Page};
 use crate::wire::{Ack, DEADLINE, MetricsPart, Put, Request, Response};
 use crate::write::Awaited;
@@ -135,7 +135,8 @@ impl Service {
                 return;
             }
             Request::Contains { namespace, keys } => {
-                let here = self.known(&namespace).and_then(|number| self.store.contains(number, &keys));
+                let here =
+                    self.known(&namespace).and_then(|known| self.store.contains(known.number(), &keys));
                 here.map(Response::Here)
             }
             Request::Prefetch { namespace, keys } => self.about(&namespace, |number| {
@@ -182,10 +183,14 @@ impl Service {
 
     /// Whether a request may wait for the object store.
     pub fn waits_far(&self, request: &Request) -> bool {
-        use Request::{ClearNamespace, ClearTenant, Prefetch, Remove};
-        let may =
-            matches!(request, Prefetch { .. } | Remove { .. } | ClearNamespace { .. } | ClearTenant { .. });
-        may && self.store.far().is_some()
+        use Request::{ClearNamespace, ClearTenant, Open, Prefetch, Remove};
+        self.store.far().is_some()
+            && match request {
+                Prefetch { .. } | Remove { .. } | ClearNamespace { .. } | ClearTenant { .. } => true,
+                // Others may have to be forgotten for it.
+                Open { namespace, .. } => self.store.forgets_for(namespace),
+                _ => false,
+            }
     }
 
     /// Blocks are lent for a get.
@@ -205,16 +210,18 @@ impl Service {
         }
     }
 
-    /// The number of a namespace that was opened.
-    pub fn known(&self, id: &NamespaceId) -> Result<u16> {
-        self.store.state().tenants.find(id).ok_or_else(|| {
-            let text = format!("namespace {id} is not known here: open it first");
+    /// A namespace that was opened.
+    pub fn known(&self, id: &NamespaceId) -> Result<Held> {
+        self.store.state().tenants.hold(id).ok_or_else(|| {
+            let text =
+                format!("namespace {id} is not known here, or was forgotten for others: open it first");
             Error::new(Code::NamespaceUnknown, text)
         })
     }
 
     fn about(&self, namespace: &NamespaceId, f: impl FnOnce(u16) -> Result<usize>) -> Result<Response> {
-        f(self.known(namespace)?).map(|count| Response::Done(count as u64))
+        let known = self.known(namespace)?;
+        f(known.number()).map(|count| Response::Done(count as u64))
     }
 
     fn write_far_soon(&self, namespace: u16, keys: &[BlockKey]) {
@@ -222,7 +229,8 @@ impl Service {
     }
 
     fn put(&self, put: &Put, came: Instant, reply: &dyn Fn(Response)) -> Result<Response> {
-        let namespace = self.known(&put.namespace)?;
+        let known = self.known(&put.namespace)?;
+        let namespace = known.number();
         let time = longest(put.deadline);
         let until = answered_by(time);
         let durable = put.ack == Ack::Durable;

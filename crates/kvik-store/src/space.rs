@@ -8,6 +8,7 @@ use crate::early::Like;
 use crate::get::{Reading, Wanted};
 use crate::link::{Link, unexpected};
 use crate::moving::{Getting, Putting};
+use crate::opened::Needed;
 use crate::placement::SEGMENT;
 use crate::put::{Given, Writing};
 use crate::wire::{Ack, DEADLINE, Request, Response};
@@ -29,12 +30,14 @@ pub struct Space {
     /// What is lent first by the one store, or by each of several.
     like: Like,
     likes: Likes,
+    /// Stores are told of the namespace for as long as it may be asked for.
+    _needed: Arc<Needed>,
 }
 
 impl Space {
-    pub(crate) fn new(client: &Client, namespace: NamespaceId, shape: Shape) -> Space {
+    pub(crate) fn new(client: &Client, namespace: NamespaceId, shape: Shape, needed: Needed) -> Space {
         let (client, like, likes) = (client.clone(), Like::default(), Likes::default());
-        Space { client, namespace, shape, like, likes }
+        Space { client, namespace, shape, like, likes, _needed: Arc::new(needed) }
     }
 
     /// The namespace.

@@ -18,6 +18,7 @@
 //! - A block that is pinned, filling or loading is not evicted; its slot is its own until the last of them lets go.
 //! - A block is here only while its parent is: whoever goes takes what comes after it along.
 
+mod namespaces;
 mod places;
 
 use crate::figures::{Cause, Figures, OfTenant, Where};

@@ -148,12 +148,38 @@ impl Store {
         state
     }
 
-    /// The number of a namespace, see [`Tenants::open`].
+    /// The number of a namespace, see [`Tenants::open`]. Where there are too many, the longest-unused are forgotten for it.
     ///
     /// # Errors
-    /// As there.
+    /// As there; what a tier below says against forgetting blocks.
     pub fn namespace(&self, id: NamespaceId, tenant: &str, shape: Shape, model: &str) -> Result<u16> {
+        let unused = {
+            let state = self.state();
+            if state.tenants.is_full_for(&id) { state.unused() } else { Vec::new() }
+        };
+        if !unused.is_empty() {
+            self.forget(&unused)?;
+        }
         self.state().tenants.open(id, tenant, shape, model)
+    }
+
+    /// Whether that has to wait for tiers below.
+    pub fn forgets_for(&self, id: &NamespaceId) -> bool {
+        self.state().tenants.is_full_for(id)
+    }
+
+    /// Forgets namespaces. Their blocks go as if they were cleared: none that was removed later may come back after a
+    /// restart.
+    fn forget(&self, ids: &[NamespaceId]) -> Result<()> {
+        let (gone, cleared) = self.take_out(|known| ids.contains(&known.id));
+        let mut state = self.state();
+        state.counts.dropped += gone as u64;
+        // Of those without blocks the tiers have nothing that could come back.
+        if gone > 0 {
+            cleared?;
+        }
+        state.forget_namespaces(ids);
+        Ok(())
     }
 
     /// Of each key whether the store has its block, whatever comes before it. Nothing is touched.
@@ -226,18 +252,24 @@ impl Store {
     /// # Errors
     /// The log could not be told: after a restart they may be back.
     pub fn clear(&self, wanted: impl Fn(&Known) -> bool) -> Result<usize> {
+        let (gone, cleared) = self.take_out(wanted);
+        self.state().counts.removed += gone as u64;
+        cleared.map(|()| gone)
+    }
+
+    /// Takes out all blocks of namespaces, here and below: how many went here, and what the tiers said.
+    fn take_out(&self, wanted: impl Fn(&Known) -> bool) -> (usize, Result<()>) {
         let began = Instant::now();
         let known = self.far().map_or(Ok(()), |far| far.know(began + REMOVAL / 2));
         let mut state = self.state();
-        let cleared: Vec<bool> = state.tenants.namespaces().iter().map(wanted).collect();
-        let all = state.tenants.namespaces().iter().zip(&cleared);
+        let cleared: Vec<bool> = state.tenants.namespaces().map(wanted).collect();
+        let all = state.tenants.namespaces().zip(&cleared);
         let ids: Vec<NamespaceId> = all.filter(|(_, cleared)| **cleared).map(|(known, _)| known.id).collect();
         let gone = state.forget_all(|namespace| cleared[usize::from(namespace)]);
-        state.counts.removed += gone as u64;
         drop(state);
-        self.clear_below(&ids)?;
-        self.far().map_or(Ok(()), |far| far.clear(&ids, began + REMOVAL))?;
-        known.map(|()| gone)
+        let below = self.clear_below(&ids);
+        let far = below.and_then(|()| self.far().map_or(Ok(()), |far| far.clear(&ids, began + REMOVAL)));
+        (gone, far.and(known))
     }
 
     /// What has happened, and what is here now.

@@ -2,13 +2,21 @@
 //!
 //! A namespace has one shape and one tenant from its first use on. Tenants with a quota have a share of their own:
 //! their blocks make room for their own only. All others share what is left.
+//!
+//! There are [`MOST`] namespaces at most, and more may come: the longest-unused ones are forgotten then, and who asks for
+//! one of them opens it again.
+//!
+//! Invariant: the number of a namespace becomes another one's only when no block has it, and nobody works with it ([`Held`]).
 
 use crate::{Namespace, NamespaceId, Shape};
 use kvik_core::{Code, Error, Result};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 /// The most namespaces of a store, and the most tenants.
 const MOST: usize = 4096;
+/// Namespaces that are forgotten at once: the tiers below are told of them, and that takes as long for one.
+const AT_ONCE: usize = 64;
 /// The longest name of a tenant, in bytes.
 const MAX_NAME: usize = 128;
 /// Tenants without options that have figures of their own: names come from clients, and series must stay few.
@@ -26,6 +34,29 @@ pub(crate) struct Known {
     pub model: String,
 }
 
+/// A namespace, and who uses it.
+#[derive(Debug)]
+struct Entered {
+    known: Known,
+    /// How many times some namespace had been used when this one was last.
+    used: u64,
+    /// Those who work with it hold it, too.
+    held: Arc<()>,
+}
+
+/// A namespace that somebody works with: its number means no other one meanwhile.
+#[derive(Debug)]
+pub(crate) struct Held {
+    number: u16,
+    _held: Arc<()>,
+}
+
+impl Held {
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+}
+
 /// What a tenant may have.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TenantOptions {
@@ -41,8 +72,12 @@ pub struct TenantOptions {
 /// See the module's text.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
-    namespaces: Vec<Known>,
+    /// By their numbers; those that were forgotten are in `free`.
+    namespaces: Vec<Entered>,
+    free: Vec<u16>,
     by_id: HashMap<NamespaceId, u16>,
+    /// Times that some namespace was used.
+    uses: u64,
     tenants: Vec<TenantOptions>,
     by_name: HashMap<String, u16>,
     /// The series of each tenant's figures.
@@ -96,10 +131,11 @@ impl Tenants {
     ///
     /// # Errors
     /// `ShapeMismatch` where its blocks have another shape, `InvalidArgument` where it belongs to another tenant,
-    /// `MemoryCapReached` for too many.
+    /// `MemoryCapReached` for too many: see [`Tenants::unused`].
     pub fn open(&mut self, id: NamespaceId, tenant: &str, shape: Shape, model: &str) -> Result<u16> {
-        if let Some(number) = self.by_id.get(&id) {
-            let known = &self.namespaces[usize::from(*number)];
+        if let Some(number) = self.by_id.get(&id).copied() {
+            self.uses(number);
+            let known = self.namespace(number);
             if known.shape != shape {
                 let text = format!(
                     "namespace {id} has blocks of {} here, not of {shape}: one of the two says something wrong of its layout",
@@ -112,9 +148,9 @@ impl Tenants {
                     format!("namespace {id} is not tenant {tenant:?}'s: give each tenant a salt of its own");
                 return Err(Error::new(Code::InvalidArgument, text));
             }
-            return Ok(*number);
+            return Ok(number);
         }
-        if self.namespaces.len() >= MOST {
+        if self.is_full_for(&id) {
             return Err(full("namespaces"));
         }
         let tenant = match self.by_name.get(tenant) {
@@ -124,10 +160,69 @@ impl Tenants {
                 self.enter(options, false)?
             }
         };
-        let number = self.namespaces.len() as u16;
-        self.namespaces.push(Known { id, shape, tenant, model: model.to_owned() });
+        let known = Known { id, shape, tenant, model: model.to_owned() };
+        let entered = Entered { known, used: 0, held: Arc::default() };
+        let number = match self.free.pop() {
+            Some(number) => {
+                self.namespaces[usize::from(number)] = entered;
+                number
+            }
+            None => {
+                self.namespaces.push(entered);
+                (self.namespaces.len() - 1) as u16
+            }
+        };
         self.by_id.insert(id, number);
+        self.uses(number);
         Ok(number)
+    }
+
+    fn uses(&mut self, number: u16) {
+        self.uses += 1;
+        self.namespaces[usize::from(number)].used = self.uses;
+    }
+
+    /// Whether others have to be forgotten before this one is entered.
+    pub fn is_full_for(&self, id: &NamespaceId) -> bool {
+        self.by_id.len() >= MOST && !self.by_id.contains_key(id)
+    }
+
+    /// Which are best forgotten, some at once. Those of the longer-unused half that are `empty`; where all of them have
+    /// blocks, the longest-unused of the tenant that has most, so that one who opens many takes from itself. Nobody works
+    /// with them, and they are not `kept`.
+    pub fn unused(&self, empty: impl Fn(u16) -> bool, kept: &HashSet<u16>) -> Vec<NamespaceId> {
+        let of = |number: &u16| &self.namespaces[usize::from(*number)];
+        let mut by_age: Vec<u16> = self.by_id.values().copied().collect();
+        by_age.sort_unstable_by_key(|number| of(number).used);
+        let mut counts: HashMap<u16, usize> = HashMap::new();
+        by_age.iter().for_each(|number| *counts.entry(of(number).known.tenant).or_default() += 1);
+        let most = counts.iter().max_by_key(|(_, count)| **count).map(|(tenant, _)| *tenant);
+        let may_go = |number: &u16| Arc::strong_count(&of(number).held) == 1 && !kept.contains(number);
+        let older = by_age[..by_age.len() / 2].iter().filter(|number| may_go(number) && empty(**number));
+        let mut unused: Vec<u16> = older.copied().collect();
+        if unused.is_empty() {
+            by_age.retain(|number| may_go(number) && Some(of(number).known.tenant) == most);
+            unused = by_age;
+        }
+        unused.iter().take(AT_ONCE).map(|number| of(number).known.id).collect()
+    }
+
+    /// Forgets those of them that are `empty` and that nobody works with.
+    pub fn forget(&mut self, ids: &[NamespaceId], empty: impl Fn(u16) -> bool) {
+        for id in ids {
+            let Some(number) = self.find(id) else { continue };
+            if empty(number) && Arc::strong_count(&self.namespaces[usize::from(number)].held) == 1 {
+                self.by_id.remove(id);
+                self.free.push(number);
+            }
+        }
+    }
+
+    /// A namespace that was entered, for who is about to work with it.
+    pub fn hold(&mut self, id: &NamespaceId) -> Option<Held> {
+        let number = self.find(id)?;
+        self.uses(number);
+        Some(Held { number, _held: self.namespaces[usize::from(number)].held.clone() })
     }
 
     /// The number of a namespace that was entered.
@@ -136,12 +231,12 @@ impl Tenants {
     }
 
     pub fn namespace(&self, number: u16) -> &Known {
-        &self.namespaces[usize::from(number)]
+        &self.namespaces[usize::from(number)].known
     }
 
-    /// All namespaces, by their numbers.
-    pub fn namespaces(&self) -> &[Known] {
-        &self.namespaces
+    /// All namespaces, by their numbers; also what was forgotten, until its number is another one's.
+    pub fn namespaces(&self) -> impl ExactSizeIterator<Item = &Known> {
+        self.namespaces.iter().map(|entered| &entered.known)
     }
 
     /// The tenant of a namespace.
@@ -172,7 +267,10 @@ impl Tenants {
 }
 
 fn full(what: &str) -> Error {
-    Error::new(Code::MemoryCapReached, format!("the store knows {MOST} {what}, and takes no more"))
+    Error::new(
+        Code::MemoryCapReached,
+        format!("the store knows {MOST} {what}, and none of them can go now: ask again later"),
+    )
 }
 
 impl Namespace {
@@ -185,6 +283,32 @@ impl Namespace {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_that_somebody_works_with_means_the_same_namespace() {
+        let (mut tenants, shape) = (Tenants::new(&[]).unwrap(), Shape::new(1, 1, 64).unwrap());
+        let id = |number: u16| {
+            let mut id = [0; 32];
+            id[..2].copy_from_slice(&number.to_le_bytes());
+            NamespaceId(id)
+        };
+        for number in 0..MOST as u16 {
+            assert_eq!(tenants.open(id(number), "one", shape, "m").unwrap(), number);
+        }
+        let (held, new) = (tenants.hold(&id(0)).unwrap(), id(MOST as u16));
+        assert!(tenants.is_full_for(&new) && !tenants.is_full_for(&id(5)));
+        assert_eq!(tenants.open(new, "one", shape, "m").unwrap_err().code, Code::MemoryCapReached);
+        // It was used last: then all others are younger than it.
+        (1..MOST as u16).for_each(|number| drop(tenants.hold(&id(number))));
+        let unused = tenants.unused(|_| true, &HashSet::from([1]));
+        assert_eq!((unused.len(), unused[0]), (AT_ONCE, id(2)));
+        tenants.forget(&[id(0), id(2)], |_| true);
+        assert_eq!((tenants.find(&id(0)), tenants.find(&id(2))), (Some(held.number()), None));
+        assert_eq!(tenants.open(new, "one", shape, "m").unwrap(), 2);
+        drop(held);
+        tenants.forget(&[id(0)], |_| true);
+        assert_eq!(tenants.find(&id(0)), None);
+    }
 
     #[test]
     fn figures_have_few_names_and_tenants_of_the_options_always_one() {

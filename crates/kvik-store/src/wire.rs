@@ -92,6 +92,21 @@ pub(crate) enum Request {
     Scan(Scan),
 }
 
+impl Request {
+    /// The namespace that has to be open for it.
+    pub fn namespace(&self) -> Option<&NamespaceId> {
+        match self {
+            Request::Put(Put { namespace, .. })
+            | Request::Get(Get { namespace, .. })
+            | Request::Contains { namespace, .. }
+            | Request::Prefetch { namespace, .. }
+            | Request::Remove { namespace, .. }
+            | Request::Pin { namespace, .. } => Some(namespace),
+            _ => None,
+        }
+    }
+}
+
 /// Blocks that a client brings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Put {

@@ -319,7 +319,7 @@ ROUTER = Entry(
             name="connect_timeout",
             kind=Seconds(),
             default=5.0,
-            help="Time to connect to an engine; then the next one is tried.",
+            help="Time to connect to an engine; then others are tried, for a while before this one.",
             reason="Nothing was sent yet, so trying another one is safe.",
         ),
         _router(

@@ -2,7 +2,7 @@
 
 Both read from and write to the serving engine's KV blocks themselves. What a tier cannot do is as if it had
 nothing: a cache costs time, never an answer. A server that cannot be met at the start is met later, on a
-thread; one that is lost is met again by its client."""
+thread, and so is one that is away when the namespace changes; one that is lost is met again by its client."""
 
 from __future__ import annotations
 
@@ -119,6 +119,9 @@ class Tiers:
         self._stream = stream
         self._residents = Residents() if follows else None
         self._evicted = 0
+        # The stores that the process has, of whatever namespace, and the same of the namespace of now.
+        self._own: Any = None
+        self._server: Any = None
         self._host: Any = None
         self._remote: Any = None
         self._lock = threading.Lock()
@@ -128,29 +131,37 @@ class Tiers:
         self._tried = threading.Event()
 
     def set_namespace(self, namespace: Namespace) -> None:
-        """What blocks are of from now on. Once; and again when it changes."""
+        """What blocks are of from now on. Once; and again when it changes. A server hears of it on a thread:
+        this waits for nobody."""
         with self._lock:
             self._namespace = namespace
-            if self._config.host_cache is not None:
-                self._host = self._within(self._host, namespace) or self._native.Store.embedded(
-                    self._engine, namespace, self._layout,
-                    memory=self._config.host_cache, tenant=self._config.tenant,
-                )  # fmt: skip
-            self._remote = self._within(self._remote, namespace)
-            if self._remote is None and self._config.address is not None and not self._meeting:
+            self._host = self._in_process(namespace)
+            self._remote = None
+            if self._config.address is not None and not self._meeting:
+                self._tried.clear()
                 self._meeting = True
                 # A daemon: a process that ends does not wait for a server.
                 threading.Thread(target=self._meet, name="kvik-meet-store", daemon=True).start()
 
-    @staticmethod
-    def _within(store: Any, namespace: Namespace) -> Any:
-        return None if store is None else store.within(namespace)
+    def _in_process(self, namespace: Namespace) -> Any:
+        """The store in the process' own memory; none where it cannot be had, which is said."""
+        if self._config.host_cache is None:
+            return None
+        try:
+            self._own = self._own.within(namespace) if self._own is not None else self._native.Store.embedded(
+                self._engine, namespace, self._layout,
+                memory=self._config.host_cache, tenant=self._config.tenant,
+            )  # fmt: skip
+        except self._native.KvikError as error:
+            logger.warning("kvik: nothing is kept in the memory of this process for now: %s", error)
+            return None
+        return self._own
 
     def close(self) -> None:
         """Begin nothing any more; what is under way ends with its engine."""
         self._closing.set()
         with self._lock:
-            self._host = self._remote = None
+            self._own = self._server = self._host = self._remote = None
 
     def behind(self) -> Behind:
         """What the serving engine's stream was given by now. For the thread that launches its work."""
@@ -281,7 +292,7 @@ class Tiers:
                 except self._native.KvikError as error:
                     saved.failures[tier] = error_code(error)
         if self._remote is None and self._config.address is not None:
-            saved.failures["remote"] = "store_unavailable"  # it was never met
+            saved.failures["remote"] = "store_unavailable"  # it was not met, or does not know the namespace
         if self._residents is not None:
             self._follow(self._residents, links, saved)
         return saved
@@ -342,21 +353,18 @@ class Tiers:
     # The server.
 
     def _await_first_try(self) -> None:
-        """A process hears of its blocks' namespace with its first request, and meets the server then: so that
-        one finds something, too."""
+        """A process hears of its blocks' namespace with a request, and the server is told then: so that one
+        finds something, too."""
         if self._meeting:
             self._tried.wait(self._config.deadline)
 
     def _meet(self) -> None:
-        """On a thread, until it is met; from then on its client meets it again by itself."""
+        """On a thread, until the server knows the namespace; from then on its client meets it by itself."""
         backoff, level = BACKOFF_S, logging.WARNING
         while not self._closing.is_set():
             namespace = self._namespace
             try:
-                store = self._native.Store.connect(
-                    self._engine, self._config.address, namespace, self._layout,
-                    copies=self._config.copies, tenant=self._config.tenant, deadline=self._config.deadline,
-                )  # fmt: skip
+                store = self._of(namespace)
             except self._native.KvikError as error:
                 logger.log(
                     level,
@@ -369,15 +377,27 @@ class Tiers:
                 self._closing.wait(backoff)
                 backoff = min(backoff * 2, LONGEST_BACKOFF_S)
                 continue
-            self._met(store, namespace)
-            return
+            if self._met(store, namespace):
+                return
 
-    def _met(self, store: Any, namespace: Namespace | None) -> None:
+    def _of(self, namespace: Namespace | None) -> Any:
+        """The server's blocks of a namespace."""
+        if self._server is not None:
+            return self._server.within(namespace)
+        return self._native.Store.connect(
+            self._engine, self._config.address, namespace, self._layout,
+            copies=self._config.copies, tenant=self._config.tenant, deadline=self._config.deadline,
+        )  # fmt: skip
+
+    def _met(self, store: Any, namespace: Namespace | None) -> bool:
+        """Whether it is of the namespace that is still wanted."""
         with self._lock:
             if self._closing.is_set():
-                return
-            if self._namespace is not None and self._namespace != namespace:
-                store = store.within(self._namespace)
-            self._remote = store
+                return True
+            self._server = store
+            if self._namespace != namespace:
+                return False
+            self._remote, self._meeting = store, False
         self._tried.set()
         logger.info("kvik: the store at %s is met", self._config.address)
+        return True

@@ -110,6 +110,19 @@ impl Drop for Fake {
     }
 }
 
+/// A listener that drops whoever connects, as a host that is gone does, with what fills its queue.
+pub async fn gone() -> (TcpListener, Vec<TcpStream>) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let (addr, mut waiting) = (listener.local_addr().unwrap(), Vec::new());
+    let connect = || tokio::time::timeout(Duration::from_millis(300), TcpStream::connect(addr));
+    while let Ok(connected) = connect().await {
+        waiting.push(connected.unwrap());
+    }
+    (listener, waiting)
+}
+
 /// A JSON answer.
 pub fn json(status: u16, text: &str) -> Response<Body> {
     let mut response = Response::new(Body::from(text.to_owned()));

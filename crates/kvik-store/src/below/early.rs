@@ -135,11 +135,13 @@ mod tests {
             let slabs = Slabs::new(Engine::start(Config::default()).unwrap(), StoreOptions::default().memory);
             let state = State::new(slabs, Tenants::new(&[]).unwrap(), PolicyKind::default(), 1 << 30);
             let told = Told(Blocks::new(state), 0);
-            for id in SPACES {
-                let known = Known { id, shape: shape(), tenant: 0, model: "tiny@1".into() };
-                told.0.found(Found::Namespace(id, &Meaning::encode(&known, "one")));
-            }
+            SPACES.into_iter().for_each(|id| told.namespace(id));
             told
+        }
+
+        fn namespace(&self, id: NamespaceId) {
+            let known = Known { id, shape: shape(), tenant: 0, model: "tiny@1".into() };
+            self.0.found(Found::Namespace(id, &Meaning::encode(&known, "one")));
         }
 
         /// A block of a namespace.
@@ -220,6 +222,7 @@ mod tests {
             told.block(space, 2, 1);
         }
         told.0.found(Found::NamespaceRemoved(SPACES[0]));
+        told.namespace(SPACES[0]);
         for space in 0..2 {
             told.block(space, 1, 0);
         }

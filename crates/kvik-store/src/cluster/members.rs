@@ -10,6 +10,7 @@ use super::following::Following;
 use super::text;
 use crate::Counts;
 use crate::link::{Answers, Link, unexpected};
+use crate::opened::Opened;
 use crate::placement::Lot;
 use crate::remote::Remote;
 use crate::sync::lock;
@@ -33,7 +34,7 @@ pub(crate) struct Cluster {
     /// Replaced as a whole, so that a call goes on with those that it has begun with.
     members: Mutex<Arc<Members>>,
     /// What is said of namespaces to those that come.
-    opened: Mutex<Vec<Request>>,
+    pub opened: Opened,
     following: Arc<Following>,
 }
 
@@ -70,7 +71,7 @@ impl MemberState {
 }
 
 impl Member {
-    fn begin(engine: &Engine, name: &str, opened: Vec<Request>) -> Result<Arc<Member>> {
+    fn begin(engine: &Engine, name: &str, opened: &Opened) -> Result<Arc<Member>> {
         let remote = Remote::begin(engine, name, opened)?;
         let link = Link::Remote(remote.clone());
         Ok(Arc::new(Member { remote, link, unanswered: AtomicU64::new(0) }))
@@ -116,7 +117,7 @@ pub(crate) fn is_loss(error: &Error) -> bool {
 
 impl Cluster {
     pub fn new(engine: &Engine, copies: usize, following: Arc<Following>) -> Cluster {
-        let (engine, members, opened) = (engine.clone(), Mutex::default(), Mutex::default());
+        let (engine, members, opened) = (engine.clone(), Mutex::default(), Opened::default());
         Cluster { engine, copies, members, opened, following }
     }
 
@@ -129,15 +130,13 @@ impl Cluster {
             let text = format!("{} servers of one store: {MOST} are the most", names.len());
             return Err(Error::new(Code::InvalidArgument, text));
         }
-        // A namespace that is opened meanwhile is said to those that are there when this is done.
         let mut members = lock(&self.members);
-        let opened = lock(&self.opened).clone();
         let mut all = Vec::with_capacity(names.len());
         for name in names {
             let known = members.all.iter().find(|member| member.name() == name);
             all.push(match known {
                 Some(member) => member.clone(),
-                None => Member::begin(&self.engine, name, opened.clone())?,
+                None => Member::begin(&self.engine, name, &self.opened)?,
             });
         }
         let lots = names.iter().map(|name| Lot::of(name)).collect();
@@ -197,33 +196,23 @@ impl Cluster {
         self.members().all.iter().map(state).collect()
     }
 
-    /// Says what a namespace is to all that are there, and to all that come.
+    /// Says what a namespace is to all that are there; those that come are told by [`Cluster::opened`].
     ///
     /// # Errors
     /// What one of them says against it; that none answers.
     pub fn open(&self, request: &Request) -> Result<()> {
-        let known = lock(&self.opened).contains(request);
-        if !known {
-            lock(&self.opened).push(request.clone());
-        }
         let members = self.members();
-        members.all.iter().for_each(|member| member.remote.remember(request.clone()));
         let opened = self.each(&members, request, |answers| match answers.next(None)? {
             Response::Opened => Ok(()),
             other => Err(unexpected(&other)),
         });
         let refused =
             opened.iter().find_map(|(_, opened)| opened.as_ref().err().filter(|error| !is_loss(error)));
-        let error = match refused {
-            Some(error) => error.clone(),
-            None if opened.iter().any(|(_, opened)| opened.is_ok()) => return Ok(()),
-            None => self.unavailable(),
-        };
-        if !known {
-            lock(&self.opened).retain(|opened| opened != request);
-            members.all.iter().for_each(|member| member.remote.forget(request));
+        match refused {
+            Some(error) => Err(error.clone()),
+            None if opened.iter().any(|(_, opened)| opened.is_ok()) => Ok(()),
+            None => Err(self.unavailable()),
         }
-        Err(error)
     }
 
     /// Asks all of them at once, and takes their answers.
@@ -231,7 +220,7 @@ impl Cluster {
         &self,
         members: &Members,
         request: &Request,
-        take: impl Fn(&Answers) -> Result<T>,
+        take: impl Fn(&mut Answers) -> Result<T>,
     ) -> Vec<(Arc<Member>, Result<T>)> {
         let until = Instant::now() + DEADLINE;
         let asked: Vec<(Arc<Member>, Result<Answers>)> = members
@@ -244,7 +233,7 @@ impl Cluster {
             })
             .collect();
         let answer = |(member, answers): (Arc<Member>, Result<Answers>)| {
-            let answer = answers.and_then(|answers| take(&answers));
+            let answer = answers.and_then(|mut answers| take(&mut answers));
             if let Err(error) = &answer {
                 member.missed(error);
             }
@@ -300,7 +289,7 @@ impl Cluster {
     fn answered<T>(
         &self,
         request: &Request,
-        take: impl Fn(&Answers) -> Result<T>,
+        take: impl Fn(&mut Answers) -> Result<T>,
     ) -> Result<Vec<(Arc<Member>, T)>> {
         let mut answered = Vec::new();
         for (member, answer) in self.each(&self.members(), request, take) {

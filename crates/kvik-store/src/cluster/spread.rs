@@ -156,7 +156,7 @@ impl Spread {
             }
             let until = Instant::now() + left;
             for (one, member, from, answers) in asked {
-                let answer = answers.and_then(|answers| answers.next_until(until));
+                let answer = answers.and_then(|mut answers| answers.next_until(until));
                 match answer.and_then(|response| take(state, one, from, response)) {
                     Ok(()) => turns.answered = true,
                     Err(error) => turns.failed(member, error)?,
@@ -183,7 +183,7 @@ impl Spread {
         }
         let mut kept = vec![0; placed.len()];
         for (at, member, answers) in asked {
-            match answers.and_then(|answers| answers.count()) {
+            match answers.and_then(|mut answers| answers.count()) {
                 Ok(count) => {
                     kept[at] = count.max(kept[at]);
                     turns.answered = true;

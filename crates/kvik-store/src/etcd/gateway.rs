@@ -16,6 +16,8 @@ use tokio::runtime::{Builder, Handle, Runtime};
 
 /// How long etcd may take to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
+/// What etcd says of a token that is older than a change of its users.
+const OLD_TOKEN: &str = "revision of auth store is old";
 /// The longest answer, and the longest line of one that goes on.
 const MOST: usize = 4 << 20;
 
@@ -89,15 +91,15 @@ impl Gateway {
         if let Some(login) = self.login.clone().filter(|_| self.token.is_none()) {
             self.authenticate(&login)?;
         }
-        let mut response = self.post(path, request)?;
-        if response.status() == StatusCode::UNAUTHORIZED
-            && let Some(login) = self.login.clone()
-        {
-            // A token ends that was not used for some minutes.
-            self.authenticate(&login)?;
-            response = self.post(path, request)?;
-        }
-        self.checked(response)
+        let response = self.post(path, request)?;
+        let ended = response.status() == StatusCode::UNAUTHORIZED;
+        let refused = match (self.checked(response), self.login.clone()) {
+            // A token ends that was not used for some minutes, and with a change of users or of what they may.
+            (Err(error), Some(login)) if ended || error.text.contains(OLD_TOKEN) => login,
+            (answered, _) => return answered,
+        };
+        self.authenticate(&refused)?;
+        self.checked(self.post(path, request)?)
     }
 
     /// What comes next, for so long.
@@ -246,6 +248,35 @@ mod tests {
 
     fn asked(bytes: &'static [u8]) -> Result<Value> {
         answering(bytes).ask("kv/range", &json!({}))
+    }
+
+    #[test]
+    fn a_token_of_before_a_change_of_users_is_asked_for_again() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let etcd = Etcd::parse(&format!("http://{}/kvik", listener.local_addr().unwrap())).unwrap();
+        let answers = [
+            (200, r#"{"token":"first"}"#),
+            (400, r#"{"error":"etcdserver: revision of auth store is old","code":3}"#),
+            (200, r#"{"token":"second"}"#),
+            (200, "{}"),
+        ];
+        let asked = std::thread::spawn(move || {
+            let asked = answers.map(|(status, said)| {
+                let (mut stream, _) = listener.accept().unwrap();
+                let mut request = [0; 1024];
+                let count = stream.read(&mut request).unwrap();
+                let length = said.len();
+                let head =
+                    format!("HTTP/1.1 {status} -\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+                stream.write_all((head + said).as_bytes()).unwrap();
+                String::from_utf8_lossy(&request[..count]).to_lowercase()
+            });
+            asked.map(|request| request.contains("authorization: second"))
+        });
+        let mut gateway = Gateway::open(&etcd).unwrap();
+        gateway.login = Some(Login { name: "root".into(), password: "secret".into() });
+        assert_eq!(gateway.ask("kv/range", &json!({})).unwrap(), json!({}));
+        assert_eq!(asked.join().unwrap(), [false, false, false, true]);
     }
 
     #[test]

@@ -36,7 +36,7 @@ pub struct Etcd {
 /// The servers at one revision of etcd.
 pub(crate) struct Listed {
     pub names: Vec<String>,
-    revision: u64,
+    pub revision: u64,
 }
 
 impl From<Vec<String>> for Listed {
@@ -81,10 +81,10 @@ impl Etcd {
 }
 
 impl Gateway {
-    /// The servers that are entered now.
+    /// The servers that are entered now, which may be none.
     ///
     /// # Errors
-    /// `StoreUnavailable` where etcd does not answer, or no server is entered.
+    /// `StoreUnavailable` where etcd does not answer.
     pub fn list(&mut self) -> Result<Listed> {
         let answer = self.ask("kv/range", &self.etcd().range())?;
         let etcd = self.etcd();
@@ -100,11 +100,14 @@ impl Gateway {
             }
         }
         names.sort();
-        if names.is_empty() {
-            let text = format!("no server is entered in {etcd}: start one with `kvik store serve --etcd`");
-            return Err(Error::new(Code::StoreUnavailable, text));
-        }
         Ok(Listed { names, revision })
+    }
+
+    /// That no server is entered.
+    pub fn nobody(&self) -> Error {
+        let text =
+            format!("no server is entered in {}: start one with `kvik store serve --etcd`", self.etcd());
+        Error::new(Code::StoreUnavailable, text)
     }
 
     /// Waits until the servers may be others than those that were listed, or the watch has lasted its time.

@@ -14,6 +14,7 @@ mod lent;
 mod many;
 mod meddled;
 mod members;
+mod namespaces;
 mod objects;
 mod replayed;
 mod rig;

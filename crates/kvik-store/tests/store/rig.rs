@@ -169,6 +169,16 @@ impl Rig {
         Rig { engine, client, space, namespace, pages }
     }
 
+    /// A client of the store at an address, with an engine of its own.
+    pub fn served(address: &str) -> Rig {
+        let engine = Engine::start(Config::default()).unwrap();
+        let client = Client::connect(&engine, address, None).unwrap();
+        let namespace = namespace("tiny");
+        let space = client.open("one", &namespace, shape()).unwrap();
+        let pages = Pages::new(&engine, 64, shape());
+        Rig { engine, client, space, namespace, pages }
+    }
+
     pub fn keys(&self, prompt: &[u32]) -> Vec<BlockKey> {
         keys(&self.namespace, prompt)
     }

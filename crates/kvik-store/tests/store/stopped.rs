@@ -1,10 +1,11 @@
 //! A disk that stops answering, and goes on later: a server of NFS that is started again, say.
 
+use crate::many::{self, Member};
 use crate::meddled::*;
 use crate::rig::*;
 use crate::tracer::{CHANGES, Fate};
 use kvik_core::Code;
-use kvik_store::Ack;
+use kvik_store::{Ack, Chain};
 use rustix::process::Signal;
 use std::cell::RefCell;
 use std::io::{Read, Write};
@@ -119,6 +120,41 @@ fn a_prefetch_from_a_slow_disk_is_answered_in_time() {
         assert!(asking.client.members()[0].up);
         slow.store(false, Ordering::Relaxed);
         assert_eq!(asking.there(9999), 0);
+    });
+}
+
+#[test]
+fn a_copy_on_a_slow_disk_is_not_taken_for_gone() {
+    const BLOCKS: u32 = 20;
+    let (folder, slow) = (Folder::new("slow-copy"), AtomicBool::new(false));
+    // Which of the two servers is asked first is another one for each.
+    let prompts: Vec<Vec<u32>> = (0..6).map(|first| (first * 100..first * 100 + BLOCKS).collect()).collect();
+    let asking = Asking::embedded(&options(&folder.0, LOG)).unwrap();
+    for prompt in &prompts {
+        assert_eq!(asking.put(prompt, Ack::Durable, PATIENCE).unwrap().stored, u64::from(BLOCKS));
+    }
+    drop(asking);
+    let takes_its_time = |_| {
+        if slow.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        Fate::Goes
+    };
+    meddled((&folder.0, LOG), READS, takes_its_time, |server| {
+        let other = Member::start();
+        let servers = [server.expect("a server").address, other.address()];
+        let asking = many::Asking::of(&servers, 2);
+        slow.store(true, Ordering::Relaxed);
+        for prompt in &prompts {
+            let keys = keys(&namespace("tiny"), prompt);
+            let there = asking.get(Chain::from(&keys), Some(Duration::from_secs(2)));
+            println!("{there:?} {:?}", asking.client.members());
+        }
+        assert!(asking.client.members().iter().all(|member| member.up), "{:?}", asking.client.members());
+        slow.store(false, Ordering::Relaxed);
+        // It has been asked whether it answers, and has.
+        asking.client.stat().unwrap();
+        assert!(asking.client.members().iter().all(|member| member.up), "{:?}", asking.client.members());
     });
 }
 

@@ -6,6 +6,7 @@ use kvik_core::{Code, Result};
 use kvik_host::event::{Epoll, EventFd, Interest};
 use kvik_proto::{NicAnswer, NicCall, NicCallKind, NicKey};
 use std::collections::{HashMap, HashSet};
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, Mutex};
@@ -113,6 +114,23 @@ pub(super) struct Inbox {
     at: usize,
 }
 
+/// Who reads an inbox. With it the inbox is closed: nobody waits for an answer of who has ended.
+pub(super) struct Reader(pub Arc<Inbox>);
+
+impl Deref for Reader {
+    type Target = Inbox;
+
+    fn deref(&self) -> &Inbox {
+        &self.0
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
 #[derive(Default)]
 struct Waiting {
     commands: Vec<Command>,
@@ -197,7 +215,7 @@ impl Inbox {
     }
 
     /// Nobody will read it any more.
-    pub fn close(&self) {
+    fn close(&self) {
         let mut waiting = lock(&self.waiting);
         waiting.closed = true;
         let unread = std::mem::take(&mut waiting.commands);

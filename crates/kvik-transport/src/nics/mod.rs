@@ -194,7 +194,7 @@ impl NicPool {
                 self.stats.push(stats.clone());
                 opening.push(opened);
                 let (unreachable, told) = (unreachable.clone(), self.told.clone());
-                own.push((nic, Place { number, inbox, unreachable, stats, told }, tell));
+                own.push((nic, Place { number, inbox: Reader(inbox), unreachable, stats, told }, tell));
             }
             let ((serve, begin), open) = (sync_channel::<Arc<Services>>(1), open.clone());
             let thread = spawn_named(&format!("kvik-nic-{thread}"), threads, move || {

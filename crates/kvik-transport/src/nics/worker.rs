@@ -1,7 +1,7 @@
 //! A NIC: what it is told, one turn of it, and when the next one is due. Its `thread` gives them.
 
 use super::device::{Done, RmaDevice, Run};
-use super::inbox::{Command, Fence, Inbox};
+use super::inbox::{Command, Fence, Reader};
 use super::memories::Memories;
 use super::peers::Peers;
 use super::probes::Probes;
@@ -32,7 +32,7 @@ const SPIN_PAUSE: Duration = Duration::from_micros(20);
 pub(super) struct Place {
     /// The NIC's number, by which peers name it.
     pub number: usize,
-    pub inbox: Arc<Inbox>,
+    pub inbox: Reader,
     pub unreachable: Arc<Unreachable>,
     pub stats: Arc<NicStats>,
     pub told: Arc<Told>,
@@ -40,7 +40,7 @@ pub(super) struct Place {
 
 /// See the module's text.
 pub(super) struct Worker<C: RmaDevice> {
-    inbox: Arc<Inbox>,
+    inbox: Reader,
     pub number: usize,
     pub stats: Arc<NicStats>,
     /// What all NICs of the engine share with it.
@@ -72,12 +72,6 @@ pub(super) struct Worker<C: RmaDevice> {
     pub pieces: Vec<Run>,
     /// What was claimed at once, kept for its room.
     pub claimed: Vec<WorkRequest<RegionMemory>>,
-}
-
-impl<C: RmaDevice> Drop for Worker<C> {
-    fn drop(&mut self) {
-        self.inbox.close();
-    }
 }
 
 impl<C: RmaDevice> Worker<C> {
