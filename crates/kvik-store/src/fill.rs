@@ -293,12 +293,11 @@ mod tests {
         // A reservation that is dropped has brought nothing.
         assert_eq!((found(&store), found(&store)), ((0, 1), (0, 1)));
         assert_eq!(store.state().index.node(id).life, Life::Below);
-        assert!(!store.is_in_memory(0, &KEY) && store.is_there(0, &KEY));
         let mut reservation = store.reserve(0, None, &[KEY]).unwrap();
         let (_, filling) = reservation.new.pop_front().unwrap();
         assert!(store.state().publish(filling, 1));
         drop(reservation);
-        assert!(store.is_in_memory(0, &KEY));
+        assert_eq!(store.life(0, &KEY), Some(Life::Resident));
         assert_eq!((found(&store), store.state().index.node(id).failed), ((1, 0), false));
         drop(store);
         drop(std::fs::remove_dir_all(&folder));

@@ -207,7 +207,7 @@ impl Lender {
                 reply(response);
             }
             let wanted = &self.get.keys[self.lent..];
-            if !store.is_in_memory(namespace, &wanted[0]) {
+            if store.life(namespace, &wanted[0]) != Some(Life::Resident) {
                 let only = store.far().filter(|far| far.has_only(&store, namespace, &wanted[0]));
                 if only.is_some() && !far {
                     return Ok(Rest::Far(Box::new(self)));
@@ -233,7 +233,10 @@ impl Lender {
         let keys = &self.get.keys[self.lent..upto];
         let loan = store.lend(store.state(), namespace, keys, self.expiry, ahead)?;
         let behind = self.get.keys.get(self.lent + loan.blocks.len());
-        let more = Instant::now() < self.until && behind.is_some_and(|key| store.is_there(namespace, key));
+        let more = Instant::now() < self.until
+            && behind
+                .and_then(|key| store.life(namespace, key))
+                .is_some_and(|life| Life::THERE.contains(&life));
         Ok((self.enter(loan, more), more))
     }
 

@@ -188,7 +188,7 @@ impl Service {
             && match request {
                 Prefetch { .. } | Remove { .. } | ClearNamespace { .. } | ClearTenant { .. } => true,
                 // Others may have to be forgotten for it.
-                Open { namespace, .. } => self.store.forgets_for(namespace),
+                Open { namespace, .. } => self.store.state().tenants.is_full_for(namespace),
                 _ => false,
             }
     }

@@ -163,11 +163,6 @@ impl Store {
         self.state().tenants.open(id, tenant, shape, model)
     }
 
-    /// Whether that has to wait for tiers below.
-    pub fn forgets_for(&self, id: &NamespaceId) -> bool {
-        self.state().tenants.is_full_for(id)
-    }
-
     /// Forgets namespaces. Their blocks go as if they were cleared: none that was removed later may come back after a
     /// restart.
     fn forget(&self, ids: &[NamespaceId]) -> Result<()> {
@@ -193,17 +188,10 @@ impl Store {
         Ok(keys.iter().map(|key| state.index.find(namespace, key).is_some_and(here)).collect())
     }
 
-    /// Whether a block is in memory, below, or on its way from there.
-    pub fn is_there(&self, namespace: u16, key: &BlockKey) -> bool {
+    /// Where a block is in its life; none of one that is not known.
+    pub fn life(&self, namespace: u16, key: &BlockKey) -> Option<Life> {
         let state = self.state();
-        let id = state.index.find(namespace, key);
-        id.is_some_and(|id| Life::THERE.contains(&state.index.node(id).life))
-    }
-
-    /// Whether a block is in memory.
-    pub fn is_in_memory(&self, namespace: u16, key: &BlockKey) -> bool {
-        let state = self.state();
-        state.index.find(namespace, key).is_some_and(|id| state.index.node(id).life == Life::Resident)
+        state.index.find(namespace, key).map(|id| state.index.node(id).life)
     }
 
     /// Takes blocks out, and all that come after them; how many went.

@@ -39,7 +39,7 @@ pub use stats::NicStats;
 use crate::basics::lock;
 use crate::{RegionMemory, Services, TransportId, from_host};
 pub(crate) use inbox::Command;
-use inbox::{Fence, Inbox, Waker};
+use inbox::{Fence, Inbox, Reader, Waker};
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_proto::{NicAnswer, NicCall, NicKey, Nics};
