@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from kvik_lab.gates.case import Case, growth, invalid, passed, split, suspect, total, worst
+from kvik_lab.gates.case import Case, growth, invalid, not_seen, passed, split, suspect, total, worst
 from kvik_lab.gates.limits import (
     CLIENT_CPU,
     CLIENT_CPU_FULL,
@@ -39,7 +39,8 @@ _ENGINE = ("vllm:", "kvik_", "http_")
 def v9(case: Case) -> Finding:
     """See the module."""
     parts = (_counters, _repeated, _client, _warm_up, _neighbours, _clocks)
-    return worst([_errors(case.record), *(finding for part in parts for finding in part(case.record))])
+    found = worst([_errors(case.record), *(finding for part in parts for finding in part(case.record))])
+    return not_seen(case.record, found, "requests sent again, and its own CPU time and delays")
 
 
 def _errors(record: RunRecord) -> Finding:

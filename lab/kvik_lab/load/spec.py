@@ -223,6 +223,9 @@ WarmUpSpec: TypeAlias = Annotated[
 class LoadSpec(Section):
     """A load."""
 
+    tool: Literal["builtin", "vllm-bench", "aiperf"] = Field(
+        default="builtin", description="Which program sends it: the lab's own, or one of a study's run."
+    )
     url: Text
     endpoint: Literal["completions", "chat"] = "completions"
     model: Text | None = Field(default=None, description="None: the one that the server names.")

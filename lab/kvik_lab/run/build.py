@@ -13,6 +13,7 @@ from kvik.shapes import ModelShape
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError, validated
 from kvik_lab.load.spec import LoadSpec, parse_spec
+from kvik_lab.load.tools import INSTEAD, refused
 from kvik_lab.records import Stated
 from kvik_lab.run import machine
 from kvik_lab.run.drivers import DRIVERS, emulator, nixl, vllm
@@ -129,7 +130,10 @@ def _load(study: Study, spec: RunSpec, slot: Slot) -> Load:
         return validated(form, load, where)
     load = {"arrival": {"kind": "closed", "concurrency": 1}, **load}
     seed = int(load.get("seed", 0)) + study.design.seed * 100_000 + slot.order
-    return parse_spec({**load, "url": NOWHERE, "seed": seed}, where)
+    asked = parse_spec({**load, "url": NOWHERE, "seed": seed}, where)
+    for key, why in refused(asked):
+        raise LabError(f"{where}.{key}: {why}; {INSTEAD}")
+    return asked
 
 
 def _warm_up(warmup: Warmup) -> int | dict[str, Any]:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvik.roles.node import Node
+from kvik_lab.errors import LabError
 from kvik_lab.load.spec import LoadSpec
+from kvik_lab.load.tools import TOOLS, installed, read_result
 from kvik_lab.records import Counters, LoadResult, read_load
 from kvik_lab.records import Role as RoleRecord
 from kvik_lab.run.build import Planned
@@ -21,6 +24,7 @@ from kvik_lab.storage.spec import FileLoad
 from kvik_lab.transfers import measure as transfers
 from kvik_lab.transfers.spec import TransferLoad
 
+ASK_LIMIT = 30.0  # seconds
 SECRET = "KVIK_SECRET"  # noqa: S105 - the name of a variable
 
 
@@ -50,7 +54,17 @@ def client(run: Planned, system: System, node: Node, start: str, base: Path) -> 
         return _loads_a_file(run, run.load, node, start)
     if isinstance(run.load, TransferLoad):
         return _moves_pages(run, run.load, system, node, start)
+    if run.load.tool in TOOLS:
+        return _lets_send(run, run.load.model_copy(update={"url": system.target}), node, base)
     return _sends(run.load, system, base)
+
+
+def check(runs: Sequence[Planned], nodes: Mapping[str, Node]) -> None:
+    """Raises `LabError` for a tool that is not where it is to run, before servers are started for it."""
+    for run in runs:
+        if isinstance(run.load, LoadSpec) and run.load.tool in TOOLS:
+            made = installed(run.load.tool, nodes[client_node(run.spec)].python)
+            made.command(run.load, "model", Path())
 
 
 def _sends(load: LoadSpec, system: System, base: Path) -> Client:
@@ -60,6 +74,29 @@ def _sends(load: LoadSpec, system: System, base: Path) -> Client:
     spec.write_text(json.dumps(asked), encoding="utf-8")
     command = [sys.executable, "-m", "kvik.cli", "lab", "load", "--quiet"]
     return Client([*command, "--out", str(out), "--spec", str(spec)], lambda _: Seen(read_load(out)))
+
+
+def _lets_send(run: Planned, load: LoadSpec, node: Node, base: Path) -> Client:
+    """Requests, by another tool."""
+    role, began, folder = run.spec.role("load"), time.time_ns(), base.with_suffix(f".{load.tool}").resolve()
+    folder.mkdir(exist_ok=True)
+    found = installed(load.tool, node.python)
+    with node.inside():
+        model = load.model or served(load.url)
+    return Client(
+        found.command(load, model, folder, flags(role.options)),
+        lambda _: Seen(read_result(found, load, folder, began=began, ended=time.time_ns())),
+        {"DO_NOT_TRACK": "1", **{name: str(value) for name, value in role.env.items()}},
+    )
+
+
+def served(url: str) -> str:
+    """The first model that a server names. Raises `LabError`."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=ASK_LIMIT) as answer:  # noqa: S310
+            return str(json.load(answer)["data"][0]["id"])
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise LabError(f"{url}/v1/models: {error}; a model can be named by run.load.model") from error
 
 
 def _loads_a_file(run: Planned, load: FileLoad, node: Node, start: str) -> Client:
