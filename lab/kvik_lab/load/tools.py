@@ -23,6 +23,7 @@ from kvik_lab.load.summary import summarise
 from kvik_lab.records import Client, LoadResult, Request, WarmUp
 from kvik_lab.records.measures import Goals
 
+SEEDS = 1 << 32  # that numpy has
 HELP_LIMIT = 120.0  # seconds: vLLM alone takes ten to be imported
 _VERSION = "import importlib.metadata as m, sys; print(m.version(sys.argv[1]))"
 _FLAG = re.compile(r"--([a-z0-9][a-z0-9-]*)")
@@ -32,6 +33,7 @@ _OF_PROMPTS = {"system": "no system message", "overhead": "no room for tokens th
 INSTEAD = "take it away, or let the lab's own driver send the load (tool: builtin)"
 
 Flags = dict[str, str | bool | list[str]]
+"""By name, without dashes; True is the flag alone, and a list several words behind it."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def _vllm_flags(load: LoadSpec, model: str, folder: Path) -> Flags:
         "backend": "openai", "base-url": load.url, "endpoint": "/v1/completions", "model": model,
         "tokenizer": _folder(load), "dataset-name": "random", "num-prompts": str(total(load)),
         "random-input-len": str(prompt.tokens - shared), "random-output-len": str(prompt.output),
-        "seed": str(load.seed), "temperature": str(load.temperature), "ignore-eos": True,
+        "seed": str(load.seed % SEEDS), "temperature": str(load.temperature), "ignore-eos": True,
         "disable-tqdm": True, "save-result": True, "save-detailed": True, "result-dir": str(folder),
         "result-filename": VLLM.result,
     }  # fmt: skip
@@ -95,7 +97,7 @@ def _aiperf_flags(load: LoadSpec, model: str, folder: Path) -> Flags:
         "tokenizer": _folder(load), "isl": str(load.prompt.tokens), "isl-stddev": "0",
         "osl": str(load.prompt.output), "osl-stddev": "0", "request-count": count,
         "num-dataset-entries": count, "dataset-sampling-strategy": "sequential",
-        "random-seed": str(load.seed), "request-timeout-seconds": str(load.timeout),
+        "random-seed": str(load.seed % SEEDS), "request-timeout-seconds": str(load.timeout),
         "extra-inputs": json.dumps(body), "use-server-token-count": True, "artifact-dir": str(folder),
         "ui": "none", "no-gpu-telemetry": True, "no-server-metrics": True,
     }  # fmt: skip
@@ -104,9 +106,7 @@ def _aiperf_flags(load: LoadSpec, model: str, folder: Path) -> Flags:
     else:
         found |= {"request-rate": str(getattr(arrival, "rate", 0.0)), "arrival-pattern": arrival.kind}
         found |= {"arrival-smoothness": str(arrival.shape)} if isinstance(arrival, Gamma) else {}
-    return found | (
-        {"header": [f"{name}:{value}" for name, value in load.headers.items()]} if load.headers else {}
-    )
+    return found | ({"header": json.dumps(load.headers)} if load.headers else {})
 
 
 def _aiperf_more(load: LoadSpec) -> Iterator[tuple[str, str]]:
@@ -181,8 +181,7 @@ class Installed:
             if isinstance(value, bool):
                 said.append(f"--{name}")
             else:
-                for one in value if isinstance(value, list) else [value]:
-                    said += [f"--{name}", one]
+                said += [f"--{name}", *([value] if isinstance(value, str) else value)]
         return [*said, *more]
 
 

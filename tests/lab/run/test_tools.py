@@ -156,6 +156,7 @@ def test_a_specification_becomes_flags(tmp_path: Path) -> None:
     said = flags("vllm-bench", tmp_path, prompt=shared, headers={"X-A": "b"}, body={"top_k": 1})
     assert (said["random-prefix-len"], said["random-input-len"]) == ("160", "480")
     assert (said["header"], said["extra-body"], said["max-concurrency"]) == ("X-A=b", '{"top_k": 1}', "2")
+    assert flags("aiperf", tmp_path, headers={"X-A": "b"})["header"] == '{"X-A": "b"}'
     said = flags("aiperf", tmp_path, arrival={"kind": "poisson", "rate": 5.0}, timeout=9.0)
     assert (said["request-rate"], said["arrival-pattern"], said["request-count"]) == ("5.0", "poisson", "7")
     assert (said["isl"], said["osl"], said["request-timeout-seconds"]) == ("640", "4", "9.0")

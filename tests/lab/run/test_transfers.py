@@ -3,6 +3,9 @@ be."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ from kvik_lab.study import parse_study
 from kvik_lab.transfers.measure import understood
 from kvik_lab.transfers.spec import TransferLoad
 from tests.lab.gates.scene import finding
-from tests.lab.run.studies import PLAIN, processes, records, run, written
+from tests.lab.run.studies import PLAIN, finish, processes, records, run, start, wait_for, written
 
 STUDY = """
 study: moves
@@ -35,9 +38,9 @@ run:
   engines: {options: {buffer: 8MiB}}
   load: {op: "{op}", page_bytes: 16384, pages: 20, class: bulk, repetitions: 8}
 """
-LINKED = STUDY.replace("[tcp, local], restart: true, sets: {local: {transport: local}}", "[tcp, auto]")
-LINKED = LINKED.replace("  transport: {levels: [tcp, auto]}\n", "").replace("transport + op", "op")
-LINKED = LINKED.replace("  load:", "  link: {rate: 200mbit, delay: 0.002}\n  load:")
+ALONE = STUDY.replace("[tcp, local], restart: true, sets: {local: {transport: local}}", "[tcp, auto]")
+ALONE = ALONE.replace("  transport: {levels: [tcp, auto]}\n", "").replace("transport + op", "op")
+LINKED = ALONE.replace("  load:", "  link: {rate: 200mbit, delay: 0.002}\n  load:")
 BATCH = 16384 * 20
 
 
@@ -115,6 +118,33 @@ def test_a_transfer_that_cannot_be_says_why(tmp_path: Path) -> None:
     for one in wrong:
         assert "FAILED: " in (one.error or "").splitlines()[0], one.error
         assert "KVIK_NICS" in (one.error or ""), one.error
+
+
+@pytest.mark.timeout(300)
+def test_a_target_that_dies_ends_its_run_and_is_started_again(tmp_path: Path) -> None:
+    """Nobody waits for it; what was in flight is said, and measured under another start."""
+    out = tmp_path / "out"
+    controller = start("run", written(tmp_path, ALONE.replace("repetitions: 8", "repetitions: 20000")), out)
+
+    def target() -> int | None:
+        """The one that an initiator has come to."""
+        log = out / "logs" / "s1" / "target.log"
+        if not log.exists() or " came" not in log.read_text():
+            return None
+        said = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in processes(out)}
+        own = [pid for pid, line in said.items() if b"--listen" in line and b"keeper.py" not in line]
+        return own[0] if own else None
+
+    wait_for(lambda: target() is not None or controller.poll() is not None, "an initiator came")
+    found = target()
+    assert found is not None, finish(controller)
+    os.kill(found, signal.SIGKILL)
+    status, said = finish(controller)
+    assert status == 0, said
+    assert re.search(r"\[0/2\] .*failed: .*target ended", said), said
+    assert "start s1.2" in said
+    assert {one.outcome for one in records(out).values()} == {"completed"}
+    assert processes(out) == []
 
 
 def moved(transport: str, whole: int, wanted: str = "tcp") -> RunRecord:
