@@ -19,7 +19,7 @@ from kvik_lab.gates.case import (
     worst,
 )
 from kvik_lab.gates.limits import BYTES_FAR, BYTES_NEAR, DEVICE_HIGH, DEVICE_LOW, TRANSPORT_SHARE
-from kvik_lab.records import Finding, Node, Role, RunRecord
+from kvik_lab.records import Finding, Node, Role
 
 _ENGINE_BYTES = "kvik_transfer_bytes_total"
 _LOADED = ("vllm:kvik_loaded_bytes_total", "vllm:nixl_bytes_transferred_sum")
@@ -82,10 +82,10 @@ def v7(case: Case) -> Finding:
     if not case.disaggregated or not case.record.role("decode"):
         return unchecked("V7", "nothing was handed over, or no decode engine's counters are in the record")
     looked = (
-        _by_engine(case.record, wanted) if wanted else None,
+        _by_engine(case.record.role("decode"), wanted) if wanted else None,
         _by_device(case, interfaces) if interfaces else None,
         _no_rdma(case, wanted) if wanted else None,
-        _by_report(case.record, wanted) if wanted else None,
+        _by_report(case.record.role("prefill", "decode"), wanted) if wanted else None,
     )
     shown = [one for one in looked if one is not None]
     if shown:
@@ -99,9 +99,9 @@ def v7(case: Case) -> Finding:
     )
 
 
-def _by_engine(record: RunRecord, wanted: str) -> Finding | None:
+def _by_engine(roles: Sequence[Role], wanted: str) -> Finding | None:
     """What kvik's engines say, which count bytes by transport."""
-    return over(wanted, "decode took in", bytes_by_transport(record.role("decode"), "in"))
+    return over(wanted, "decode took in", bytes_by_transport(roles, "in"))
 
 
 def over(wanted: str, who: str, by_transport: Mapping[str, float]) -> Finding | None:
@@ -189,9 +189,9 @@ def _no_rdma(case: Case, wanted: str) -> Finding | None:
     )
 
 
-def _by_report(record: RunRecord, wanted: str) -> Finding | None:
+def _by_report(roles: Sequence[Role], wanted: str) -> Finding | None:
     """What roles say of themselves can only contradict: a setting is no proof."""
-    for role in record.role("prefill", "decode"):
+    for role in roles:
         said = role.reported.get("transport")
         if said is not None and not _fits(str(said), wanted):
             what = f"{role.name} says that it uses {said}, and {wanted} is stated"
