@@ -14,12 +14,15 @@ NO_MACHINES = "mount namespaces take root (CAP_SYS_ADMIN)"
 NO_HELM = "helm, which the stage `python` has from a package"
 NO_TORCH = "KVIK_TEST_GPU=1, a GPU, and a torch for CUDA (KVIK_TEST_TORCH_PYTHON): see make gpu-check"
 NO_GUEST = "the stage `rdma` (make test-rdma) prepares the virtual machine, and runs these tests"
+NO_TOOL = "a Python with vLLM or aiperf: KVIK_TEST_VLLM_PYTHON or .venv/vllm, KVIK_TEST_AIPERF_PYTHON"
 # Test or file of tests (as pytest prints it, without parameters) -> why a machine may go without it.
 MAY_SKIP: dict[str, str] = {
     "tests/fabric/test_newer.py": "a libfabric of 2.1 or newer, which the stage builds for root on Debian",
     "tests/faults/test_lab.py::test_a_cable_that_is_pulled_out": NO_NAMESPACES,
     "tests/lab/report/test_browser.py": "a browser, chromium, which the stage installs for root on Debian",
     "tests/lab/tracking/test_server.py::test_its_page": "a browser, as above",
+    "tests/lab/run/test_tools.py::test_a_tool_sends_the_load_of_a_study": NO_TOOL,
+    "tests/lab/run/test_transfers.py::test_pages_are_moved_over_a_link": NO_NAMESPACES,
     "tests/netns/test_bench.py": NO_NAMESPACES,
     "tests/netns/test_demo.py": NO_NAMESPACES,
     "tests/netns/test_engines.py": NO_NAMESPACES,

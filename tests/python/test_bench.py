@@ -79,6 +79,8 @@ def test_wrong_options_end_with_status_2() -> None:
         ["--engine-listen", "127.0.0.1:0"],
         ["--json", "no/such/folder/results.json"],
         ["--duration", "3600", "--pages", "1,2,3"],
+        ["--warmup", "3"],
+        ["--repetitions", "3", "--inflight", "2"],
         ["--listen", "0.0.0.0:0", "--page", "4KiB", "--pages", "1", "--buffer", "2MiB"],
         ["--listen", "192.0.2.1:0", "--page", "4KiB", "--pages", "1", "--buffer", "2MiB"],
     ):
@@ -535,6 +537,27 @@ def test_a_wrong_byte_ends_the_run_with_status_1(monkeypatch: pytest.MonkeyPatch
     assert ended.exit_code == 1
     assert "FAILED" in ended.output
     assert "page 3 at byte 17" in ended.output
+
+
+def test_repetitions_are_values_of_their_own() -> None:
+    """Each of a cell, the first ones apart, and what the engines counted is what was moved."""
+    small = ("--page", "16KiB", "--pages", "20", "--buffer", "8MiB", "--seed", str(SEED), "--op", "write")
+    ended = _bench(*small, "--repetitions", "5", "--warmup", "2", "--class", "bulk", "--json", "-")
+    assert ended.returncode == 0, ended.stderr
+    (cell,) = json.loads(ended.stdout)["cells"]
+    for part in cell["kvik"]:
+        assert (len(part["warmup_s"]), len(part["repetitions_s"])) == (2, 5)
+        assert part["latency_s"]["n"] == 5
+        for side in ("initiator", "target"):
+            before, after = part["counted"][side]
+            name = next(
+                one
+                for one in after
+                if one.startswith("kvik_transfer_bytes_total") and f'"{part["transport"]}"' in one
+            )
+            assert 'class="bulk"' in name
+            assert after[name] - before[name] == 7 * cell["batch_bytes"]
+    assert cell["tcp_stream"]["rounds"] == []
 
 
 def test_a_target_that_listens_serves_one_initiator_after_the_other() -> None:

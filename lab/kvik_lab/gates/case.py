@@ -107,6 +107,14 @@ def invalid(
     )
 
 
+def not_seen(record: RunRecord, finding: Finding, what: str) -> Finding:
+    """What passed, of a load by another driver than the lab's, which shows less: it is not judged."""
+    client = record.client
+    if finding.status != "passed" or client is None or client.driver == "builtin" or not record.requests:
+        return finding
+    return unchecked(finding.gate, f"not seen, as {client.driver} does not record it: {what}; {finding.what}")
+
+
 def worst(findings: Sequence[Finding]) -> Finding:
     """The gravest of what one gate has to say; others of the same gravity are said with it."""
     gravest = max((one.status for one in findings), key=_ORDER.index)

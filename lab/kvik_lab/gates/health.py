@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from kvik_lab.gates.case import Case, growth, invalid, passed, split, suspect, total, worst
+from kvik_lab.gates.case import Case, growth, invalid, not_seen, passed, split, suspect, total, worst
 from kvik_lab.gates.limits import (
     CLIENT_CPU,
     CLIENT_CPU_FULL,
@@ -28,6 +28,8 @@ _STILL = {
     "kvik_router_upstream_errors_total": ("engine failures that the router saw", "see the router's log"),
     "kvik_router_recomputed_total": ("prompts that the router let decode compute", "see its label `reason`"),
     "kvik_router_stale_connections_total": ("requests that the router sent again", "see the router's log"),
+    "kvik_reconnects_total": ("sessions with a peer that broke and came back", "see the network's losses"),
+    "kvik_nic_failed_operations_total": ("operations of a NIC that failed", "see the engine's log"),
     "kvik_lab_nfs_retransmissions_total": ("NFS requests that were sent again", "see the network's losses"),
     "node_cpu_core_throttles_total": ("throttled cores", "cool the node, or fix its clock below the limit"),
 }
@@ -37,7 +39,8 @@ _ENGINE = ("vllm:", "kvik_", "http_")
 def v9(case: Case) -> Finding:
     """See the module."""
     parts = (_counters, _repeated, _client, _warm_up, _neighbours, _clocks)
-    return worst([_errors(case.record), *(finding for part in parts for finding in part(case.record))])
+    found = worst([_errors(case.record), *(finding for part in parts for finding in part(case.record))])
+    return not_seen(case.record, found, "requests sent again, and its own CPU time and delays")
 
 
 def _errors(record: RunRecord) -> Finding:
@@ -151,8 +154,9 @@ def _warm_up(record: RunRecord) -> list[Finding]:
 
 
 def _neighbours(record: RunRecord) -> list[Finding]:
-    # What the kernel does for a file system belongs to no process, so of such a run only programs are seen.
-    kernel = () if record.stated.mode == "storage" else ("system", "irq", "softirq")
+    # What the kernel does for a file system or a socket belongs to no process, so where a run is nothing
+    # else, only programs are seen.
+    kernel = () if record.stated.mode in ("storage", "transfer") else ("system", "irq", "softirq")
     return [finding for node in record.nodes if (finding := _others(node, kernel)) is not None]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from kvik_lab.gates import files
+from kvik_lab.gates import files, transfers
 from kvik_lab.gates.caches import v1, v3
 from kvik_lab.gates.case import Case
 from kvik_lab.gates.health import v9
@@ -27,6 +27,10 @@ GATES: Mapping[Gate, Callable[[Case], Finding]] = {
 }
 OF_FILES = {**GATES, "V1": files.v1, "V2": files.v2, "V6": files.v6, "V7": files.v7}
 """Of runs that load a file."""
+OF_TRANSFERS = {**GATES, "V2": transfers.v2, "V7": transfers.v7}
+"""Of runs that move pages without a serving system."""
+
+_OF = {"storage": OF_FILES, "transfer": OF_TRANSFERS}
 
 
 def judge(
@@ -38,7 +42,7 @@ def judge(
     it has the same verdict, whenever it is asked for.
     """
     case = Case(record, [one for one in beside if one.id != record.id and one.study == record.study])
-    rules = OF_FILES if record.stated.mode == "storage" else GATES
+    rules = _OF.get(record.stated.mode, GATES)
     findings = tuple(rules[gate](case) for gate in rules if gate in gates)
     return record.model_copy(update={"findings": findings, "verdict": verdict(findings)})
 

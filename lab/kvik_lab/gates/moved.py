@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from kvik_lab.gates.case import (
     Case,
@@ -82,10 +82,10 @@ def v7(case: Case) -> Finding:
     if not case.disaggregated or not case.record.role("decode"):
         return unchecked("V7", "nothing was handed over, or no decode engine's counters are in the record")
     looked = (
-        _by_engine(case, wanted) if wanted else None,
+        _by_engine(case.record.role("decode"), wanted) if wanted else None,
         _by_device(case, interfaces) if interfaces else None,
         _no_rdma(case, wanted) if wanted else None,
-        _by_report(case, wanted) if wanted else None,
+        _by_report(case.record.role("prefill", "decode"), wanted) if wanted else None,
     )
     shown = [one for one in looked if one is not None]
     if shown:
@@ -99,22 +99,23 @@ def v7(case: Case) -> Finding:
     )
 
 
-def _by_engine(case: Case, wanted: str) -> Finding | None:
+def _by_engine(roles: Sequence[Role], wanted: str) -> Finding | None:
     """What kvik's engines say, which count bytes by transport."""
-    by_transport: dict[str, float] = {}
-    for role in case.record.role("decode"):
-        for name, moved in _bytes_by_transport(role).items():
-            by_transport[name] = by_transport.get(name, 0.0) + moved
+    return over(wanted, "decode took in", bytes_by_transport(roles, "in"))
+
+
+def over(wanted: str, who: str, by_transport: Mapping[str, float]) -> Finding | None:
+    """Whether the bytes that engines count went over the transport that is stated; None without any."""
     whole = sum(by_transport.values())
     if whole <= 0:
         return None
     share = sum(moved for name, moved in by_transport.items() if _fits(name, wanted)) / whole
     seen = ", ".join(f"{moved:,.0f} bytes by {name}" for name, moved in sorted(by_transport.items()) if moved)
     if share >= TRANSPORT_SHARE:
-        return passed("V7", f"decode took in {seen}", share, 1.0)
+        return passed("V7", f"{who} {seen}", share, 1.0)
     return invalid(
         "V7",
-        f"decode took in {seen}, and {wanted} is stated",
+        f"{who} {seen}, and {wanted} is stated",
         "see the engines' logs for why the transport was not used, and name one transport, not a list",
         share,
         1.0,
@@ -126,14 +127,16 @@ def _fits(name: str, wanted: str) -> bool:
     return name == wanted or (wanted == "nics" and name in _NICS)
 
 
-def _bytes_by_transport(role: Role) -> dict[str, float]:
+def bytes_by_transport(roles: Sequence[Role], *directions: str) -> dict[str, float]:
+    """What the engines of these roles moved in these directions, `in` and `out`."""
     found: dict[str, float] = {}
-    for series, value in role.after.items():
-        name, labels = split(series)
-        has = dict(labels)
-        if name == _ENGINE_BYTES and has.get("direction") == "in":
-            transport = has.get("transport", "unknown")
-            found[transport] = found.get(transport, 0.0) + value - role.before.get(series, 0.0)
+    for role in roles:
+        for series, value in role.after.items():
+            name, labels = split(series)
+            has = dict(labels)
+            if name == _ENGINE_BYTES and has.get("direction") in directions:
+                transport = has.get("transport", "unknown")
+                found[transport] = found.get(transport, 0.0) + value - role.before.get(series, 0.0)
     return found
 
 
@@ -186,9 +189,9 @@ def _no_rdma(case: Case, wanted: str) -> Finding | None:
     )
 
 
-def _by_report(case: Case, wanted: str) -> Finding | None:
+def _by_report(roles: Sequence[Role], wanted: str) -> Finding | None:
     """What roles say of themselves can only contradict: a setting is no proof."""
-    for role in case.record.role("prefill", "decode"):
+    for role in roles:
         said = role.reported.get("transport")
         if said is not None and not _fits(str(said), wanted):
             what = f"{role.name} says that it uses {said}, and {wanted} is stated"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 
-from kvik_lab.gates.case import Case, invalid, length, passed, suspect, unchecked, worst
+from kvik_lab.gates.case import Case, invalid, length, not_seen, passed, suspect, unchecked, worst
 from kvik_lab.gates.limits import FLOOR_SLACK, LENGTH
 from kvik_lab.records import Finding, Request, RunRecord
 from kvik_lab.records.measures import ttft_from_send
@@ -59,7 +59,8 @@ def v6(case: Case) -> Finding:
     same."""
     if not case.answered:
         return unchecked("V6", "no request was answered")
-    return worst([_lengths(case), _output(case), _digests(case), *_arms(case)])
+    found = worst([_lengths(case), _output(case), _digests(case), *_arms(case)])
+    return not_seen(case.record, found, "whether prompts differ")
 
 
 def _lengths(case: Case) -> Finding:
@@ -96,17 +97,26 @@ def _wanted(case: Case, request: Request) -> int | None:
     return request.prompt_tokens
 
 
+def _answered(record: RunRecord, request: Request) -> int:
+    """The tokens of an answer, as they came; of another driver, which knows of messages, as counted."""
+    counted, client = request.output_tokens_counted, record.client
+    if counted is None or client is None or client.driver == "builtin":
+        return len(request.tokens)
+    return counted
+
+
 def _output(case: Case) -> Finding:
-    other = [one for one in case.answered if one.output_tokens and len(one.tokens) != one.output_tokens]
+    lengths = {one.id: _answered(case.record, one) for one in case.answered}
+    other = [one for one in case.answered if one.output_tokens and lengths[one.id] != one.output_tokens]
     if not other:
         return passed("V6", "answers are as long as asked")
     one = other[0]
     return suspect(
         "V6",
         f"{len(other)} of {len(case.answered)} answers have not the tokens that were asked for: one has "
-        f"{len(one.tokens)} of {one.output_tokens}",
+        f"{lengths[one.id]} of {one.output_tokens}",
         "ask the server to go on after an end token (ignore_eos), and for token ids (return_token_ids)",
-        len(one.tokens),
+        lengths[one.id],
         one.output_tokens,
     )
 

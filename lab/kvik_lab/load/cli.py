@@ -42,6 +42,8 @@ def load_command(source: Path, out: Path, url: str | None, seed: int | None, qui
         changes = {"url": url, "seed": seed}
         given = {name: value for name, value in changes.items() if value is not None}
         spec = parse_spec({**spec.model_dump(), **given}, "--url")
+        if spec.tool != "builtin":
+            raise LabError(f"tool: {spec.tool} sends the load of a study (`kvik lab run`); take it away here")
         result = asyncio.run(_until_told(spec))
         write(out, result)
     except LabError as error:

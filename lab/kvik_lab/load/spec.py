@@ -13,12 +13,11 @@ from pydantic import (
     Discriminator,
     Field,
     Tag,
-    ValidationError,
     field_validator,
     model_validator,
 )
 
-from kvik_lab.errors import LabError
+from kvik_lab.errors import LabError, validated
 from kvik_lab.infer.arrays import LONGEST, SHORTEST
 from kvik_lab.records.measures import PER_REQUEST
 
@@ -224,6 +223,9 @@ WarmUpSpec: TypeAlias = Annotated[
 class LoadSpec(Section):
     """A load."""
 
+    tool: Literal["builtin", "vllm-bench", "aiperf"] = Field(
+        default="builtin", description="Which program sends it: the lab's own, or one of a study's run."
+    )
     url: Text
     endpoint: Literal["completions", "chat"] = "completions"
     model: Text | None = Field(default=None, description="None: the one that the server names.")
@@ -313,11 +315,4 @@ def read_spec(path: Path) -> LoadSpec:
 
 def parse_spec(data: Any, where: str = "the load") -> LoadSpec:
     """From what a file has in it. Raises `LabError`."""
-    try:
-        return LoadSpec.model_validate(data)
-    except ValidationError as error:
-        lines = [
-            f"{where}: {'.'.join(map(str, one['loc'])) or 'the specification'}: {one['msg']}"
-            for one in error.errors(include_url=False)
-        ]
-        raise LabError("\n".join(lines)) from error
+    return validated(LoadSpec, data, where, "the specification")

@@ -71,6 +71,9 @@ class Stated(Section):
         "libfabric, ucx, ...; of a file that "
         "is loaded: tcp, rdma, or local.",
     )
+    moved_bytes: Positive | None = Field(
+        default=None, description="By all transfers of a run without a serving system, its warm-up's too."
+    )
     file_bytes: Positive | None = Field(default=None, description="Of the file that each load reads.")
     prompt_tokens: Positive | None = Field(
         default=None, description="Of each measured request; None where it varies."
@@ -122,7 +125,9 @@ class Role(Section):
     """One process of the serving system, or several that are one service, around the run."""
 
     name: Text
-    kind: Literal["prefill", "decode", "unified", "router", "store", "load", "storage", "telemetry", "other"]
+    kind: Literal[
+        "prefill", "decode", "unified", "router", "store", "target", "load", "storage", "telemetry", "other"
+    ]  # fmt: skip
     node: Text = "local"
     start: Text = Field(description="Which start of its processes this is; a restart is another one.")
     url: Text | None = None

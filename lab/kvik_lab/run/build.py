@@ -6,13 +6,14 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from kvik.roles.node import Node
 from kvik.shapes import ModelShape
 from kvik_lab.design.factor import Level
-from kvik_lab.errors import LabError
+from kvik_lab.errors import LabError, validated
 from kvik_lab.load.spec import LoadSpec, parse_spec
+from kvik_lab.load.tools import INSTEAD, refused
 from kvik_lab.records import Stated
 from kvik_lab.run import machine
 from kvik_lab.run.drivers import DRIVERS, emulator, nixl, vllm
@@ -20,14 +21,18 @@ from kvik_lab.run.drivers.system import Setup, System
 from kvik_lab.run.slots import Levels, Slot, Start
 from kvik_lab.run.spec import ENGINES, EnginesSpec, RoleSpec, RunSpec
 from kvik_lab.storage.measure import REPORTED, SETTINGS
-from kvik_lab.storage.spec import FileLoad, parse_file_load
+from kvik_lab.storage.spec import FileLoad
 from kvik_lab.study import Study
 from kvik_lab.study.model import Program, Warmup
 from kvik_lab.study.programs import put_levels
 from kvik_lab.study.unit import Model
+from kvik_lab.transfers.spec import TransferLoad
 
 MODEL = "model"
 """The factor whose levels are names of the study's models."""
+Load: TypeAlias = LoadSpec | FileLoad | TransferLoad
+PLAIN: Mapping[str, type[FileLoad | TransferLoad]] = {"storage": FileLoad, "transfers": TransferLoad}
+"""What a run of these drivers does, in place of sending requests."""
 NOWHERE = "http://127.0.0.1:1"  # stands for the entry until there is one
 FOUND_BY = ("python", *vllm.FOUND_BY)
 """What a factor changes where it is the programs that are studied."""
@@ -40,7 +45,7 @@ class Planned:
 
     slot: Slot
     spec: RunSpec
-    load: LoadSpec | FileLoad
+    load: Load
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,8 @@ class PlannedStart:
     """Of a prompt and its answer, over the whole study: all its starts have the same memory for KV."""
     most_requests: int
     """At once, likewise."""
+    most_bytes: int
+    """Of one transfer, likewise."""
 
 
 def resolve(study: Study, starts: Sequence[Start]) -> tuple[PlannedStart, ...]:
@@ -66,10 +73,14 @@ def resolve(study: Study, starts: Sequence[Start]) -> tuple[PlannedStart, ...]:
             f"{study.file}: nothing says what is to be run; add `run: ...` (see `kvik lab schema`)"
         )
     found = tuple(_resolved(study, study.program, start) for start in starts)
-    loads = [run.load for start in found for run in start.runs if isinstance(run.load, LoadSpec)]
+    every = [run.load for start in found for run in start.runs]
+    loads = [load for load in every if isinstance(load, LoadSpec)]
+    moves = max((load.bytes for load in every if isinstance(load, TransferLoad)), default=0)
     tokens = max((load.prompt.tokens + load.prompt.output for load in loads), default=0)
     requests = max(map(_at_once, loads), default=0)
-    return tuple(replace(start, most_tokens=tokens, most_requests=requests) for start in found)
+    return tuple(
+        replace(start, most_tokens=tokens, most_requests=requests, most_bytes=moves) for start in found
+    )
 
 
 def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
@@ -88,7 +99,7 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
                 f"{study.file}: {one.slot.pattern} and {runs[0].slot.pattern} share a start of the servers, "
                 f"and need other ones; write `restart: true` at what changes them (of {changed})"
             )
-    return PlannedStart(start, runs[0].spec, tuple(runs), model.shape, model.text, 0, 0)
+    return PlannedStart(start, runs[0].spec, tuple(runs), model.shape, model.text, 0, 0, 0)
 
 
 def servers(spec: RunSpec) -> dict[str, Any]:
@@ -106,20 +117,23 @@ def _model(levels: Levels) -> str | None:
     return name if isinstance(name, str) else None
 
 
-def _load(study: Study, spec: RunSpec, slot: Slot) -> LoadSpec | FileLoad:
+def _load(study: Study, spec: RunSpec, slot: Slot) -> Load:
     """The load's specification: the study's, its warm-up where the load says none, and a seed of its own
     for each run, so that no two runs send the same prompts."""
     where, load = f"{study.file}: run.load", {"warmup": _warm_up(study.warmup), **spec.load}
-    if spec.driver == "storage":
+    if (form := PLAIN.get(spec.driver)) is not None:
         if "warmup" not in spec.load and study.warmup.until_steady:
             raise LabError(
-                f"{study.file}: warmup.until: changepoint is for requests, and the driver storage loads a "
-                "file; write until: count"
+                f"{study.file}: warmup.until: changepoint is for requests, and none are sent by the driver "
+                f"{spec.driver}; write until: count"
             )
-        return parse_file_load(load, where)
+        return validated(form, load, where)
     load = {"arrival": {"kind": "closed", "concurrency": 1}, **load}
     seed = int(load.get("seed", 0)) + study.design.seed * 100_000 + slot.order
-    return parse_spec({**load, "url": NOWHERE, "seed": seed}, where)
+    asked = parse_spec({**load, "url": NOWHERE, "seed": seed}, where)
+    for key, why in refused(asked):
+        raise LabError(f"{where}.{key}: {why}; {INSTEAD}")
+    return asked
 
 
 def _warm_up(warmup: Warmup) -> int | dict[str, Any]:
@@ -135,7 +149,15 @@ def setup(start: PlannedStart, nodes: Mapping[str, Node], logs: Path, mark: str)
     if any(node.address != "127.0.0.1" for node in nodes.values()):
         env["KVIK_SECRET"] = secrets.token_hex(16)
     return Setup(
-        start.spec, nodes, start.shape, start.model, start.most_tokens, start.most_requests, logs, env
+        start.spec,
+        nodes,
+        start.shape,
+        start.model,
+        start.most_tokens,
+        start.most_requests,
+        start.most_bytes,
+        logs,
+        env,
     )
 
 
@@ -152,12 +174,16 @@ def stated(start: PlannedStart, run: Planned, system: System, varied: Sequence[s
     if isinstance(run.load, FileLoad):
         size = run.load.bytes
         return Stated(mode="storage", transport=spec.transport, file_bytes=size, varied=tuple(varied))
+    transport = None if spec.transport == "auto" else spec.transport
+    if isinstance(run.load, TransferLoad):
+        moved = run.load.bytes * (run.load.warmup + run.load.repetitions)
+        return Stated(mode="transfer", transport=transport, moved_bytes=moved, varied=tuple(varied))
     prompt = run.load.prompt
     fixed = run.load.arrival.kind != "trace" and run.load.turns is None
     return Stated(
         mode=spec.mode,
         entry=system.entry,
-        transport=spec.transport if spec.mode == "disaggregated" and spec.transport != "auto" else None,
+        transport=transport if spec.mode == "disaggregated" else None,
         prompt_tokens=prompt.tokens if fixed else None,
         output_tokens=prompt.output if fixed else None,
         kv_bytes_per_token=start.shape.kv_bytes_per_token(),

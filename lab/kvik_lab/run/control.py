@@ -17,6 +17,7 @@ from kvik.roles.node import Node, NodeError
 from kvik_lab.errors import LabError
 from kvik_lab.records import RunRecord, Times
 from kvik_lab.records.schema import Key, Outcome
+from kvik_lab.run import clients
 from kvik_lab.run.build import Planned, PlannedStart, servers, setup, varied
 from kvik_lab.run.drivers import DRIVERS
 from kvik_lab.run.execute import Up, execute, place, used_nodes
@@ -97,6 +98,7 @@ class Control:
         driver = DRIVERS[start.spec.driver]
         with open_nodes(start.spec, logs, self.executors) as nodes:
             self._await_stale(nodes)
+            clients.check(start.runs, nodes)
             system = driver.system(setup(start, nodes, logs, self.mark))
             code = driver.code(system, nodes)
             graph = RoleGraph([part.role for part in system.parts], nodes, logs)

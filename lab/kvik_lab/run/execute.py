@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,16 +16,15 @@ from kvik.roles.node import LocalNode, Node, NodeError
 from kvik.roles.processes import Process, ProcessError
 from kvik_lab.errors import LabError
 from kvik_lab.observe import engine_counters, scrape
-from kvik_lab.records import Key, LoadResult, Place, RunRecord, Times, read_load
+from kvik_lab.records import Key, LoadResult, Place, RunRecord, Times
 from kvik_lab.records.schema import Counters, Outcome
 from kvik_lab.records.schema import Role as RoleRecord
 from kvik_lab.run.build import Planned, PlannedStart, servers, stated
+from kvik_lab.run.clients import Seen, client
 from kvik_lab.run.drivers.system import Part, System
-from kvik_lab.run.nodes import DOCTOR, LOCAL, RIGHT, Look, recorded
+from kvik_lab.run.nodes import DOCTOR, Look, client_node, recorded
 from kvik_lab.run.spec import RunSpec
 from kvik_lab.run.ssh import SshNode
-from kvik_lab.storage import measure
-from kvik_lab.storage.spec import FileLoad
 
 OWN = "kvik_lab_own_cpu_seconds_total"
 FACTS = ("machine", "kernel", "cpu", "cores_usable", "memory_bytes", "gpus")  # those that a result depends on
@@ -65,14 +62,16 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
     before: dict[str, Look] = {}
     counters: list[dict[str, Counters]] = [{}, {}]
     result: LoadResult | None = None
-    storage: tuple[RoleRecord, ...] = ()
+    own: tuple[RoleRecord, ...] = ()
     after: dict[str, Look] = {}
     error, outcome = None, "completed"
     try:
         before, counters[0] = _look(up)
-        result, storage = _load(up, run)
-        zero = result.zero
+        seen = _load(up, run)
+        result, own, zero = seen.result, seen.roles, seen.result.zero
         after, counters[1] = _look(up)
+        for at in (0, 1):
+            counters[at] |= {name: both[at] for name, both in seen.counters.items()}
         if dead := up.graph.dead():
             raise RunError(f"{', '.join(dead)} ended during the run\n{up.graph.tail(dead[0])}")
     except RunError as failed:
@@ -105,7 +104,7 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
         client=None if result is None else result.client,
         requests=() if result is None else result.requests,
         figures=() if result is None else result.figures,
-        roles=(*_roles(up, *counters), *storage),
+        roles=(*_roles(up, *counters), *own),
         nodes=tuple(recorded(name, before[name], after[name]) for name in looks),
     )
 
@@ -121,7 +120,7 @@ def configuration(up: Up, run: Planned) -> dict[str, object]:
     return {
         "levels": dict(run.slot.levels),
         "run": servers(run.spec),
-        "load": run.load.model_dump(mode="json", exclude={"url", "seed"}),
+        "load": run.load.model_dump(mode="json", by_alias=True, exclude={"url", "seed"}),
         "model": up.planned.model,
     }
 
@@ -181,43 +180,22 @@ def _roles(up: Up, before: Mapping[str, Counters], after: Mapping[str, Counters]
     return found
 
 
-def client_node(spec: RunSpec) -> str:
-    """The name of the node that the load is made on."""
-    role = spec.roles.get("load")
-    if role is not None and role.node is not None:
-        return role.node
-    return RIGHT if spec.link is not None else LOCAL
-
-
-def _load(up: Up, run: Planned) -> tuple[LoadResult, tuple[RoleRecord, ...]]:
-    """The load's own process, from its start to its result; with what is loaded from, where that is a file.
-    Raises `RunError`."""
-    name = client_node(run.spec)
+def _load(up: Up, run: Planned) -> Seen:
+    """The load's own process, from its start to its result. Raises `RunError`."""
+    name, base = client_node(run.spec), up.logs / run.slot.id
     node = up.nodes[name]
-    base = up.logs / run.slot.id
-    began, storage = time.time_ns(), run.spec.storage.model_dump()
-    if isinstance(run.load, FileLoad):
-        command = measure.command(node.python, storage, run.load)
-    else:
-        asked = {**run.load.model_dump(mode="json"), "url": up.system.target}
-        base.with_suffix(".load.json").write_text(json.dumps(asked), encoding="utf-8")
-        command = [sys.executable, "-m", "kvik.cli", "lab", "load", "--quiet"]
-        command += ["--out", str(base.with_suffix(".result.json"))]
-        command += ["--spec", str(base.with_suffix(".load.json"))]
-    env = {"KVIKLAB_STUDY": up.mark}
-    role = Role("load", tuple(command), LineReady(""), env, node=name, grace=2.0)
+    made = client(run, up.system, node, up.name, base)
+    env = {**made.env, "KVIKLAB_STUDY": up.mark}
+    role = Role("load", tuple(made.command), LineReady(""), env, node=name, grace=2.0)
     process = node.launch(role, base.with_suffix(".load.log"))
     try:
-        _wait(up, run, process)
-        if not isinstance(run.load, FileLoad):
-            return read_load(base.with_suffix(".result.json")), ()
-        found = measure.understood(process.said(), storage, run.load, node=name, start=up.name, began=began)
-        return found.result, (found.role,)
+        _wait(up, run, process, made.why)
+        return made.read(process.said())
     finally:
         process.stop()
 
 
-def _wait(up: Up, run: Planned, process: Process) -> None:
+def _wait(up: Up, run: Planned, process: Process, why: Callable[[str], str | None]) -> None:
     """Until the load has ended: well, or not, or too late, or a server died first."""
     until = time.monotonic() + run.spec.limit
     while (status := process.wait(0.2)) is None:
@@ -228,7 +206,8 @@ def _wait(up: Up, run: Planned, process: Process) -> None:
         if time.monotonic() > until:
             raise RunError(f"the load did not end within {run.spec.limit:g} s (run.limit)\n{process.tail()}")
     if status != 0:
-        last = process.said().strip().rpartition("\n")[2] or "it said nothing"
+        said = process.said()
+        last = why(said) or said.strip().rpartition("\n")[2] or "it said nothing"
         raise RunError(f"the load ended with status {status}: {last}\n{process.tail()}")
 
 

@@ -64,6 +64,14 @@ def open_nodes(
         yield nodes
 
 
+def client_node(spec: RunSpec) -> str:
+    """The name of the node that the load is made on."""
+    role = spec.role("load")
+    if role.node is not None:
+        return role.node
+    return RIGHT if spec.link is not None else LOCAL
+
+
 @dataclass
 class Look:
     """What a node said of itself at one moment."""

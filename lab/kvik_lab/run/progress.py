@@ -12,6 +12,7 @@ from kvik_lab.run.build import PlannedStart
 from kvik_lab.run.journal import Journal
 from kvik_lab.run.slots import Slot
 from kvik_lab.storage.measure import LOAD_TIME
+from kvik_lab.transfers.measure import TRANSFER_TIME
 
 
 class Progress:
@@ -68,6 +69,8 @@ def outcome_of(record: RunRecord) -> str:
     measured = f", median TTFT {statistics.median(values) * 1e3:.1f} ms of {len(values)}" if values else ""
     if loads := [figure.value for figure in record.figures if figure.metric == LOAD_TIME]:
         measured = f", median load {statistics.median(loads):.3f} s of {len(loads)}"
+    if moves := [figure.value for figure in record.figures if figure.metric == TRANSFER_TIME]:
+        measured = f", median transfer {statistics.median(moves) * 1e3:.3f} ms of {len(moves)}"
     reasons = [f"{one.gate}: {one.what}" for one in record.findings if one.status in ("invalid", "suspect")]
     why = f" ({'; '.join(reasons)})" if reasons else ""
     return f"{record.verdict or 'not judged'}{measured}{why}"

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kvik_lab.records.schema import Seconds, Share
 
-DriverName = Literal["emulator", "storage", "vllm"]
+DriverName = Literal["emulator", "storage", "transfers", "vllm"]
 ConnectorName = Literal["kvik", "nixl"]
 Mode = Literal["disaggregated", "unified"]
-Kind = Literal["prefill", "decode", "unified", "router", "store", "load"]
+Kind = Literal["prefill", "decode", "unified", "router", "store", "target", "load"]
 Text = Annotated[str, Field(min_length=1)]
 Value = Annotated[str | int | float | bool | list[str | int | float], Field(union_mode="left_to_right")]
 EnvValue = str | int | float
@@ -78,6 +78,8 @@ class EnginesSpec(Section):
 
 
 ENGINES: tuple[Kind, ...] = ("prefill", "decode", "unified")
+TRANSFER: tuple[Kind, ...] = ("target", "load")
+"""The engines of the driver `transfers`."""
 
 
 class StatedSpec(Section):
@@ -98,7 +100,8 @@ class RunSpec(Section):
     mode: Mode = "disaggregated"
     transport: Text = Field(
         "tcp",
-        description="What moves KV between prefill and decode: of kvik's engines tcp, local, nics or auto; "
+        description="What moves KV between prefill and decode, or pages between load and target: of kvik's "
+        "engines tcp, local, nics or auto; "
         "of storage: tcp, rdma or local.",
     )
     connector: ConnectorName = Field("kvik", description="Of vLLM: kvik's, or vLLM's own over NIXL.")
@@ -117,7 +120,7 @@ class RunSpec(Section):
     def role(self, kind: Kind) -> RoleSpec:
         """What is said of a kind of role, with what is said of all engines."""
         own = self.roles.get(kind) or RoleSpec.model_validate({})
-        if kind not in ENGINES:
+        if kind not in (TRANSFER if self.driver == "transfers" else ENGINES):
             return own
         every = self.engines
         more = {"options": {**every.options, **own.options}, "env": {**every.env, **own.env}}

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from kvik_lab.errors import LabError
+from pydantic import BaseModel, ConfigDict, Field
 
 REQUEST = 16 << 20
 
@@ -26,15 +24,3 @@ class FileLoad(BaseModel):
         default="read", description="mmap: copied from a mapping, as safetensors does unless told otherwise."
     )
     request: Annotated[int, Field(ge=4096)] = Field(default=REQUEST, description="Bytes of one read.")
-
-
-def parse_file_load(data: Any, where: str) -> FileLoad:
-    """From what the study says. Raises `LabError` that names the key."""
-    try:
-        return FileLoad.model_validate(data)
-    except ValidationError as error:
-        lines = [
-            f"{where}: {'.'.join(map(str, one['loc'])) or 'the load'}: {one['msg']}"
-            for one in error.errors(include_url=False)
-        ]
-        raise LabError("\n".join(lines)) from error

@@ -16,6 +16,8 @@ from pydantic import ValidationError
 
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError
+from kvik_lab.load.spec import parse_spec
+from kvik_lab.load.tools import INSTEAD, refused
 from kvik_lab.run.spec import RunSpec
 from kvik_lab.study.draft import Draft, has_level
 from kvik_lab.study.model import Program
@@ -91,12 +93,24 @@ def check_program(
     seen: set[Path] = set()
     for row in rows:
         try:
-            put_levels(program, row, draft.constants)
+            _check_tool(put_levels(program, row, draft.constants))
         except PutError as error:
             if error.path not in seen:
                 seen.add(error.path)
                 draft.wrong(("run", *error.path), error.text, error.remedy)
     return None if seen else program
+
+
+def _check_tool(spec: RunSpec) -> None:
+    """Raises `PutError` for what the tool that sends a load cannot express."""
+    try:
+        load = parse_spec(
+            {"arrival": {"kind": "closed", "concurrency": 1}, **spec.load, "url": "http://none"}
+        )
+    except LabError:
+        return  # is said when the study is resolved, or is no load of requests
+    for key, why in refused(load):
+        raise PutError(("load", *key.split(".")), f"{dotted(('run', 'load', key))}: {why}", INSTEAD)
 
 
 def _put(value: Any, values: Mapping[str, Any], names: frozenset[str], path: Path) -> Any:

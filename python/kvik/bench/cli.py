@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 import kvik
-from kvik import TransportName, VerifyName
+from kvik import TrafficClassName, TransportName, VerifyName
 from kvik.bench import facts
 from kvik.bench.checks import checks
 from kvik.bench.context import context
@@ -95,7 +95,14 @@ def settle(given: dict[str, Any], say: Say) -> Options:
         unit=str(given["unit"]),
         verify=cast(VerifyName, given["verify"]),
         seed=secrets.randbits(32) if given["seed"] is None else int(given["seed"]),
+        repetitions=int(given["repetitions"] or 0),
+        warmup=int(given["warmup"]),
+        traffic_class=cast(TrafficClassName, given["traffic_class"]),
     )
+    if options.repetitions and inflight > 1:
+        raise BenchError("--repetitions times one batch at a time: leave --inflight out")
+    if options.warmup and not options.repetitions:
+        raise BenchError("--warmup is of repetitions: give --repetitions, or leave it out")
     demand_bounded(options)
     return options
 
@@ -124,6 +131,13 @@ bench.add_command(context)
 
 
 def _describe(options: Options, say: Say) -> None:
+    if options.repetitions:
+        say(
+            f"{len(options.cells())} cells x {len(options.transports)} transports x {options.repetitions} "
+            f"repetitions after {options.warmup}, checks apart; {options.layout} pages in "
+            f"{size_text(options.buffer)} of {options.memory} memory on each side, seed {options.seed}"
+        )
+        return
     say(
         f"{len(options.cells())} cells x {len(options.transports)} transports and 2 limits x "
         f"{options.duration:g} s: about {options.measured_s:.0f} s of measuring, checks apart; "
@@ -156,8 +170,9 @@ def _console(json_file: str | None) -> Console:
 @click.option(
     "--transport",
     multiple=True,
-    metavar="tcp|local|auto",
-    help="Repeat, or separate by commas.  [default: tcp,local; to another host tcp]",
+    metavar="tcp|local|nics|auto",
+    help="Repeat, or separate by commas; nics are those that KVIK_NICS names on both sides.  "
+    "[default: tcp,local; to another host tcp]",
 )
 @click.option(
     "--op",
@@ -221,6 +236,27 @@ def _console(json_file: str | None) -> Console:
     default=0.3,
     show_default=True,
     help="Seconds that each transport and each limit is timed in each cell.",
+)
+@click.option(
+    "--repetitions",
+    type=click.IntRange(1, 1_000_000),
+    metavar="N",
+    help="Time N batches of each cell one by one, in place of turns beside the limits.",
+)
+@click.option(
+    "--warmup",
+    type=click.IntRange(0, 1_000_000),
+    default=0,
+    metavar="N",
+    help="With --repetitions: batches before them, timed apart.",
+)
+@click.option(
+    "--class",
+    "traffic_class",
+    type=click.Choice(["handover", "bulk"]),
+    default="handover",
+    show_default=True,
+    help="The class of kvik's transfers: handover goes before bulk.",
 )
 @click.option(
     "--unit", type=click.Choice(list(UNITS)), default="GB/s", show_default=True, help="Unit of rates."

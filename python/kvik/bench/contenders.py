@@ -7,6 +7,7 @@ these.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ from kvik.bench.pages import Cell, PagePlan
 from kvik.bench.peer import Peer
 
 CHECKED_BYTES = 64 << 20
+REPEAT_SECONDS = 10.0
 NIC_TRANSPORTS = ("libfabric", "verbs")
 """What reports call the transport `nics`."""
 
@@ -58,10 +60,12 @@ class Kvik:
         peer: Peer,
         inflight: int,
         verify: kvik.VerifyName | None = None,
+        traffic_class: kvik.TrafficClassName = "handover",
     ) -> None:
         self.name = f"kvik {transport}"
         self.transport = transport
         self.verify = verify
+        self.traffic_class = traffic_class
         self.used = Used()
         self._cell = cell
         self._plan = plan
@@ -81,6 +85,15 @@ class Kvik:
         """Keep every slot busy for about ``seconds``; each finishes the batch that it has begun."""
         end = time.perf_counter() + seconds
         return self._run([self._walk(slot, end) for slot in range(self._slots)])
+
+    def repeat(self, count: int) -> list[Slice]:
+        """Move so many batches, one after the other; in parts, between which the target hears of us."""
+        found: list[Slice] = []
+        while count:
+            walk = self._walk(0, time.perf_counter() + REPEAT_SECONDS)
+            found.append(self._run([itertools.islice(walk, count)]))
+            count -= len(found[-1].latencies_s)
+        return found
 
     def warm_up(self, seconds: float) -> None:
         """Walk over the whole buffer once, or for ``seconds``: afterwards mappings and connections exist."""
@@ -151,7 +164,10 @@ class Kvik:
         local = self._memory.pages(self._layout, self._plan.initiator_ids(batch))
         call = self._engine.read if self._cell.op == "read" else self._engine.write
         ids = self._plan.target_ids(batch)
-        return call(local, ticket, ids, transport=self.transport, verify=self.verify)
+        return call(
+            local, ticket, ids, transport=self.transport, verify=self.verify,
+            traffic_class=self.traffic_class,
+        )  # fmt: skip
 
     def _judge(self, reports: list[kvik.Report]) -> None:
         for report in reports:

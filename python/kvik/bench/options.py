@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from kvik import TransportName, VerifyName
+from kvik import TrafficClassName, TransportName, VerifyName
 from kvik.bench.errors import BenchError
 from kvik.bench.pages import MIN_PAGE, Cell, Op, Spread
 
-TRANSPORTS: tuple[TransportName, ...] = ("tcp", "local", "auto")
+TRANSPORTS: tuple[TransportName, ...] = ("tcp", "local", "nics", "auto")
 OPS: tuple[Op, ...] = ("read", "write")
 UNITS = {"GB/s": 1e9, "GiB/s": float(1 << 30), "Gb/s": 1e9 / 8}
 
@@ -44,6 +44,11 @@ class Options:
     unit: str
     verify: VerifyName
     seed: int
+    repetitions: int = 0
+    """Batches of each cell that are timed one by one, in place of rounds beside limits; 0: rounds."""
+    warmup: int = 0
+    """Batches before them, timed apart."""
+    traffic_class: TrafficClassName = "handover"
 
     def cells(self) -> list[Cell]:
         """All cells; one direction after the other, since each needs its source filled."""
@@ -56,12 +61,16 @@ class Options:
 
     @property
     def measured_s(self) -> float:
-        """Seconds of all slices, if batches are short beside a slice."""
+        """Seconds of all slices, if batches are short beside a slice; of repetitions nobody can say."""
+        if self.repetitions:
+            return 0.0
         return len(self.cells()) * (len(self.transports) + LIMITS) * self.duration
 
     @property
     def cell_s(self) -> float:
         """A bound for the life of a cell's grant."""
+        if self.repetitions:
+            return TOTAL_LIMIT_SECONDS
         return (len(self.transports) + LIMITS) * self.duration * 4 + CELL_SPARE_SECONDS
 
 

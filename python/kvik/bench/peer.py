@@ -94,6 +94,11 @@ class Peer:
         """CPU seconds that the target's process has used, all threads."""
         return float(self.connection.request("cpu")["cpu_s"])
 
+    def counted(self) -> dict[str, float]:
+        """What the target's engine counts of its transfers."""
+        found = self.connection.request("counted")["counted"]
+        return {str(name): float(value) for name, value in found.items()}
+
     def stream(self, buffer: memoryview) -> StreamInitiator:
         """Open the plain TCP stream of the comparison."""
         answer = self.connection.request("stream")

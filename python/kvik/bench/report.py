@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from typing import Any
 
@@ -77,6 +78,9 @@ def table(results: Results) -> Table:
             )
             grid.add_row(label, *map(escape, row(path_text(part), part.series, unit, ratios)))
             label = ""
+        if results.options.repetitions:
+            grid.add_section()
+            continue
         label = "" if result.complete else "not finished"
         grid.add_row(label, *row("memcpy", result.memcpy, unit, ("", "")), style="dim")
         stream = f"tcp stream, {size_text(result.send_bytes)} sends"
@@ -108,10 +112,12 @@ def print_results(results: Results, console: Console) -> None:
         console.print(table(results))
         for line in _checks_lines(results):
             console.print(line, markup=False, highlight=False)
-        console.print(
-            "Ratios: median of the rounds (lowest-highest); a round is compared with the limit's turn in it.",
-            markup=False,
-        )
+        if not results.options.repetitions:
+            console.print(
+                "Ratios: median of the rounds (lowest-highest); a round is compared with the limit's turn in "
+                "it.",
+                markup=False,
+            )
     if results.interrupted:
         console.print("Interrupted: this is what was measured until then.", style="yellow")
     if results.failure is not None:
@@ -136,6 +142,17 @@ def _series_json(series: Series) -> dict[str, Any]:
     }
 
 
+def _repeated_json(part: KvikResult) -> dict[str, Any]:
+    """Of repetitions: the seconds of each, in their order, and what each engine counted before and after."""
+    if part.repeated is None:
+        return {}
+    return {
+        "warmup_s": part.repeated.warmup.latencies_s,
+        "repetitions_s": part.series.latencies_s,
+        "counted": {"initiator": part.repeated.initiator, "target": part.repeated.target},
+    }
+
+
 def _ratio_json(ratio: Ratio | None) -> dict[str, float] | None:
     return None if ratio is None else asdict(ratio)
 
@@ -154,6 +171,7 @@ def _cell_json(result: CellResult) -> dict[str, Any]:
                 "checks": sorted(list(checks) for checks in part.used.checks),
                 "rejected_transports": sorted(part.used.rejected_transports),
                 **_series_json(part.series),
+                **_repeated_json(part),
                 "ratio_to_memcpy": _ratio_json(part.series.ratio_to(result.memcpy)),
                 "ratio_to_tcp_stream": _ratio_json(part.series.ratio_to(result.stream)),
             }
@@ -180,7 +198,7 @@ def to_json(results: Results) -> dict[str, Any]:
         "failure": results.failure,
         "options": asdict(results.options),
         "notices": list(results.notices),
-        "initiator": results.initiator,
+        "initiator": {**results.initiator, "cpu_s": sum(os.times()[:4])},
         "target": {
             "options": _target_options_json(results),
             "facts": results.target,

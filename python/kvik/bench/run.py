@@ -26,12 +26,26 @@ from kvik.bench.memory import Memory
 from kvik.bench.options import Options, fit_target, size_text
 from kvik.bench.pages import Cell, Op, PagePlan
 from kvik.bench.peer import Peer
-from kvik.bench.target import CLOSE_SECONDS, TargetOptions
+from kvik.bench.stream import StreamInitiator
+from kvik.bench.target import CLOSE_SECONDS, TargetOptions, counted
 
 Say = Callable[[str], None]
 
 WALK_SECONDS = 1.0
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
+
+
+Counted = tuple[dict[str, float], dict[str, float]]
+"""What an engine counted before and after."""
+
+
+@dataclass
+class Repeated:
+    """Beside batches that were timed one by one: those before them, and what both engines counted of all."""
+
+    warmup: Series
+    initiator: Counted
+    target: Counted
 
 
 @dataclass
@@ -41,6 +55,7 @@ class KvikResult:
     transport: str
     used: Used
     series: Series = field(default_factory=Series)
+    repeated: Repeated | None = None
 
 
 @dataclass
@@ -90,18 +105,20 @@ class Bench:
         self._engine = engine
         self._peer = peer
         self._memory = Memory(engine, options.memory, options.buffer)
-        self._scratch = np.empty(options.buffer, dtype=np.uint8)
+        # What kvik is compared with in rounds; repetitions are of kvik alone.
+        self._scratch = np.empty(0 if options.repetitions else options.buffer, dtype=np.uint8)
         pattern.fill(
             self._scratch, 0
         )  # Memory never written would be one page of zeros, read from the cache.
-        self._stream = peer.stream(self._memory.bytes.data)
+        self._stream = None if options.repetitions else peer.stream(self._memory.bytes.data)
         self._salts = salts(options.seed)
         self._chunk, self._stream_rate = 0, 0.0
         self._op: Op | None = None
 
     def close(self) -> None:
         """Close the comparison's connection; engine and peer belong to the caller."""
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
 
     def measure(self, cell: Cell, results: list[CellResult]) -> None:
         """Measure a cell; its result is in ``results`` from the first round on."""
@@ -112,12 +129,21 @@ class Bench:
             cell, buffer=options.buffer, layout=options.layout, seed=options.seed, expiry=options.cell_s
         )
         paths = [
-            Kvik(name, cell, plan, self._engine, self._memory, self._peer, options.inflight)
+            Kvik(
+                name,
+                cell,
+                plan,
+                self._engine,
+                self._memory,
+                self._peer,
+                options.inflight,
+                traffic_class=options.traffic_class,
+            )
             for name in options.transports
         ]
         for path in paths:
             path.open(ticket)
-            if fresh:
+            if fresh and not options.repetitions:
                 path.warm_up(WALK_SECONDS)
             path.checked(self._salts[cell.op], last=False)
         result = CellResult(
@@ -128,7 +154,11 @@ class Bench:
             [KvikResult(path.transport, path.used) for path in paths],
         )
         results.append(result)
-        self._rounds(cell, plan, paths, result)
+        if self._stream is None:
+            for path, part in zip(paths, result.kvik, strict=True):
+                part.repeated = self._repeat(path, part.series)
+        else:
+            self._rounds(cell, plan, paths, result, self._stream)
         for path in paths:
             path.checked(self._salts[cell.op], last=True)
         self._peer.close_cell()
@@ -143,14 +173,25 @@ class Bench:
             self._peer.fill(self._salts[op])
         else:
             pattern.fill(self._memory.bytes, self._salts[op])
-        self._chunk, self._stream_rate = fastest_chunk(op, self._stream)
+        if self._stream is not None:
+            self._chunk, self._stream_rate = fastest_chunk(op, self._stream)
         self._op = op
         return True
 
-    def _rounds(self, cell: Cell, plan: PagePlan, paths: list[Kvik], result: CellResult) -> None:
+    def _repeat(self, path: Kvik, series: Series) -> Repeated:
+        """One batch after the other, the first ones apart."""
+        before = counted(self._engine), self._peer.counted()
+        warmup = Series(path.repeat(self.options.warmup))
+        series.slices += path.repeat(self.options.repetitions)
+        after = counted(self._engine), self._peer.counted()
+        return Repeated(warmup, (before[0], after[0]), (before[1], after[1]))
+
+    def _rounds(
+        self, cell: Cell, plan: PagePlan, paths: list[Kvik], result: CellResult, connection: StreamInitiator
+    ) -> None:
         buffers = (self._scratch, self._memory.bytes)
         memcpy = Memcpy(plan, *(buffers if cell.op == "read" else buffers[::-1]))
-        stream = TcpStream(cell, self._peer, self._stream, self._chunk, self._stream_rate)
+        stream = TcpStream(cell, self._peer, connection, self._chunk, self._stream_rate)
         turns: list[tuple[Contender, Series]] = [
             *((path, part.series) for path, part in zip(paths, result.kvik, strict=True)),
             (memcpy, result.memcpy),

@@ -29,6 +29,10 @@ from kvik.bench.stream import StreamTarget
 
 SECRET_VARIABLE = "KVIK_SECRET"  # noqa: S105 - the name of a variable, not a secret
 CLOSE_SECONDS = 5.0
+COUNTED = (
+    "kvik_transfers_total", "kvik_transfer_bytes_total", "kvik_reconnects_total", "kvik_nic_bytes_total",
+    "kvik_nic_failed_operations_total",
+)  # fmt: skip
 _EXIT_SECONDS = 15.0
 
 
@@ -52,6 +56,12 @@ class TargetOptions:
     def to_json(self) -> str:
         """Options for a child."""
         return json.dumps(asdict(self))
+
+
+def counted(engine: kvik.Engine) -> dict[str, float]:
+    """What an engine counts of its transfers, by the names of its metrics."""
+    rows = (line.rpartition(" ") for line in engine.metrics().splitlines() if line.startswith(COUNTED))
+    return {name: float(value) for name, _, value in rows}
 
 
 class Target:
@@ -80,6 +90,7 @@ class Target:
             "poison": self._poison,
             "check": self._check,
             "cpu": self._cpu,
+            "counted": self._counted,
             "stream": self._open_stream,
         }
 
@@ -159,6 +170,9 @@ class Target:
 
     def _cpu(self, _: Message) -> Message:
         return {"cpu_s": time.process_time()}
+
+    def _counted(self, _: Message) -> Message:
+        return {"counted": counted(self.engine)}
 
     def _open_stream(self, _: Message) -> Message:
         if self._stream is not None:

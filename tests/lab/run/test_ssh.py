@@ -37,6 +37,19 @@ run:
   load: {path: FILE, bytes: 1048581, loads: 8, by: "{by}"}
   nodes:
 """
+MOVES = """
+study: moves
+unit: {model: tiny}
+factors: {op: {levels: [read, write]}}
+model: log(transfer_time) ~ op
+design: {kind: full, starts: 1, seed: 3}
+warmup: {until: count, min: 1, max: 1}
+run:
+  driver: transfers
+  engines: {options: {buffer: 8MiB}}
+  load: {op: "{op}", page_bytes: 16384, pages: 20, repetitions: 6}
+  nodes:
+"""
 BARE = f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -I -S "$@"\n'
 """Python without anything beside its own library."""
 
@@ -117,6 +130,25 @@ def test_a_file_is_loaded_on_a_host_that_has_python_alone(hosts: Hosts, tmp_path
         assert (one.outcome, [node.name for node in one.nodes]) == ("completed", ["one"]), one.error
         assert len([figure for figure in one.figures if figure.metric == "load_time"]) == 8
     assert processes(out) == []
+
+
+@pytest.mark.timeout(300)
+def test_pages_are_moved_between_two_hosts(hosts: Hosts, tmp_path: Path) -> None:
+    """Both sides behind ssh; neither is without the secret, which is in no record."""
+    roles = "  roles: {target: {node: one}, load: {node: two}}\n"
+    text = MOVES.replace("  nodes:\n", f"{roles}  nodes:\n") + hosts.nodes()
+    with hosts.right.inside():
+        status, said = finish(start("run", written(tmp_path, text), tmp_path / "out"))
+    assert status == 0, said
+    found = records(tmp_path / "out")
+    assert len(found) == 2
+    for one in found.values():
+        assert {role.kind: role.node for role in one.roles} == {"target": "one", "load": "two"}
+        assert len([figure for figure in one.figures if figure.metric == "transfer_time"]) == 6
+        for gate in ("V2", "V7"):
+            assert finding(one, gate).status == "passed", finding(one, gate)
+        assert all("KVIK_SECRET" not in role.settings for role in one.roles)
+    assert processes(tmp_path / "out") == []
 
 
 class Gone(SshNode):

@@ -108,7 +108,7 @@ def test_another_file_than_stated(tmp_path: Path, places: tuple[Path, Path]) -> 
 def test_loads_of_a_file_are_warmed_by_count(places: tuple[Path, Path]) -> None:
     text = study(places).replace("until: count, min: 1, max: 1", "until: changepoint, min: 8, max: 9")
     planned = parse_study(text)
-    with pytest.raises(LabError, match="the driver storage loads a file; write until: count"):
+    with pytest.raises(LabError, match="none are sent by the driver storage; write until: count"):
         resolve(planned, plan_slots(planned))
 
 

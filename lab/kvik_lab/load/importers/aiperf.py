@@ -32,7 +32,8 @@ def _request(at: int, line: Place, zero: int) -> Request:
     ended = metadata.find("request_end_ns")
     failed = line.find("error")
     tokens = [] if failed else _tokens(sent, metrics)
-    prompt = metrics.find("input_sequence_length", "error_isl")
+    prompt = metrics.find("usage_prompt_tokens", "input_sequence_length", "error_isl")
+    cached = metrics.find("usage_prompt_cache_read_tokens")
     output = metrics.find("output_sequence_length")
     request_id, turn = metadata.find("x_request_id"), metadata.find("turn_index")
     return Request(
@@ -42,10 +43,12 @@ def _request(at: int, line: Place, zero: int) -> Request:
         turn=turn.whole() if turn else None,
         sent=sent,
         tokens=tuple(tokens),
-        end=(ended.whole() - zero) / 1e9 if ended else None,
+        # Its stamps and its latencies are of two clocks; an answer ends no sooner than its last token.
+        end=max((ended.whole() - zero) / 1e9, *tokens[-1:], 0.0) if ended else None,
         status=_status(failed),
         error=_error(failed),
         prompt_tokens_counted=prompt.get("value").whole() if prompt else None,
+        cached_tokens=cached.get("value").whole() if cached else None,
         output_tokens_counted=output.get("value").whole() if output else None,
     )
 

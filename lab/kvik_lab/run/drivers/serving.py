@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from kvik.roles import HttpReady, LineReady, Role
 from kvik_lab.errors import LabError
 from kvik_lab.run.drivers.system import Part, Setting, Setup, System, environment, flags, settings
+from kvik_lab.run.nodes import LEFT, LOCAL, RIGHT, client_node
 from kvik_lab.run.spec import ENGINES, Kind, RunSpec
 
 STORE_READY = "kvik store serves on "
@@ -39,7 +40,7 @@ def check(spec: RunSpec) -> tuple[Kind, ...]:
     """The kinds of engines of a resolved run. Raises `LabError` for roles that go with no such system."""
     kinds: tuple[Kind, ...] = ("prefill", "decode") if spec.mode == "disaggregated" else ("unified",)
     for name in spec.roles:
-        if name in ENGINES and name not in kinds:
+        if name in (*ENGINES, "target") and name not in kinds:
             raise LabError(f"run.roles.{name}: there is no such role in mode {spec.mode}; take it away")
     for kind in kinds:
         role = spec.roles.get(kind)
@@ -51,13 +52,21 @@ def check(spec: RunSpec) -> tuple[Kind, ...]:
             )
     if spec.link is not None and spec.mode == "unified":
         raise LabError("run.link: one engine needs no link; let the factor that has several engines set it")
-    for node_name, node in spec.nodes.items():
-        if (node.executor == "ssh") != (node.host is not None):
-            raise LabError(f"run.nodes.{node_name}: `executor: ssh` and `host: user@address` go together")
+    check_nodes(spec)
     client = spec.roles.get("load")
     if client is not None and client.node in spec.nodes and spec.nodes[client.node].executor != "local":
         raise LabError("run.roles.load: the client runs where its result can be read; give it a local node")
     return kinds
+
+
+def check_nodes(spec: RunSpec) -> None:
+    """Raises `LabError` for a node that cannot be used as it is written."""
+    for name, node in spec.nodes.items():
+        if (node.executor == "ssh") != (node.host is not None):
+            raise LabError(f"run.nodes.{name}: `executor: ssh` and `host: user@address` go together")
+    known = (*spec.nodes, LOCAL, *(() if spec.link is None else (LEFT, RIGHT)))
+    if (name := client_node(spec)) not in known:
+        raise LabError(f"run.roles.load: no node {name!r}; the nodes are {', '.join(known)}")
 
 
 def _count(setup: Setup, kind: Kind) -> int:

@@ -49,6 +49,8 @@ class Setup:
     """Of a prompt and its answer together, over the whole study."""
     most_requests: int
     """At once."""
+    most_bytes: int
+    """Of one transfer, likewise."""
     logs: Path
     env: Mapping[str, str]
     """Of every role: the study's mark, and the secret."""
@@ -58,15 +60,15 @@ class Setup:
         return self.spec.role(kind)
 
     def node(self, kind: Kind, number: int) -> str:
-        """The name of the node of one role. With a link prefill is at its left end, and all else at its
-        right."""
+        """The name of the node of one role. With a link prefill is at its left end, or the target of
+        transfers, and all else at its right."""
         role = self.role(kind)
         if role.nodes:
             name = role.nodes[number % len(role.nodes)]
         elif role.node is not None:
             name = role.node
         elif self.spec.link is not None:
-            name = LEFT if kind == "prefill" else RIGHT
+            name = LEFT if kind in ("prefill", "target") else RIGHT
         else:
             name = LOCAL
         if name not in self.nodes:
