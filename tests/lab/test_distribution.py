@@ -78,8 +78,8 @@ def test_every_module_is_reached_by_the_command_or_a_documented_example() -> Non
 
 
 PACKAGES = {"yaml": "pyyaml", "pydantic_core": "pydantic", "prometheus_client": "prometheus-client"}
-# Asked for by name where they are missing: `load` needs it for prompts of a model's own words only, and the extra
-# `mlflow` brings the other one.
+# Asked for by name where they are missing: `load` needs one for prompts of a model's own words, and the extra
+# `mlflow` brings the other.
 OPTIONAL = {"mlflow", "tokenizers"}
 
 

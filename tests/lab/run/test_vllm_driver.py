@@ -4,6 +4,7 @@ here: they take a minute each."""
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -84,6 +85,23 @@ def test_each_arm_has_its_engines_and_connector(tmp_path: Path) -> None:
     assert len({env["VLLM_NIXL_SIDE_CHANNEL_PORT"] for env in sides}) == 2
     assert {env["UCX_TLS"] for env in sides} == {"tcp,self"}
     assert "UCX_TLS" not in found["tcp"][1].parts[0].role.env
+
+
+def test_a_store_is_started_and_asked_by_kviks_connector(tmp_path: Path) -> None:
+    """Of a pair, and of one engine, which has no connector otherwise."""
+    text = ARMS.replace("  load: {req", "  roles: {store: {options: {memory: 64MiB}}}\n  load: {req")
+    text = text.replace("tcp, local, nixl]", "tcp]").replace("      local: {transport: local}\n", "")
+    text = re.sub(r"      nixl: .*\n", "", text)
+    for arm, (_, system) in systems(parse_study(text), tmp_path).items():
+        (store,) = (part for part in system.parts if part.kind == "store")
+        assert system.parts[0] is store
+        for role in ("unified",) if arm == "unified" else ("prefill", "decode"):
+            config = json.loads(flag(system, role, "--kv-transfer-config"))
+            assert config["kv_connector_extra_config"]["store"] == {"address": store.url}
+            assert config["kv_role"] == ("kv_both" if arm == "unified" else ROLES[role])
+
+
+ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 
 def test_what_the_arms_change_is_known_to_the_gates() -> None:
@@ -197,7 +215,11 @@ def test_versions_of_nixl_are_those_that_its_engines_find(tmp_path: Path) -> Non
         ("model: /m, ", "", "has no model; write model: /path"),
         ("block_size: 32", "block_size: much", "block_size is 'much', and no whole number"),
         ("transport: ucx", "transport: tcp", "tcp is none of NIXL's; write transport: ucx"),
-        ("  load: {req", "  roles: {store: {}}\n  load: {req", "starts no store"),
+        (
+            "  load: {req",
+            "  roles: {store: {}}\n  load: {req",
+            "kvik's connector asks it, and run.connector is nixl",
+        ),
         ("driver: vllm", "driver: emulator", "the emulator has kvik's transfers, and not nixl"),
     ],
 )

@@ -274,7 +274,7 @@ def test_a_store_that_is_dead_at_the_start(tmp_path: Path, alone: HttpServer) ->
 
 
 def test_what_is_computed_faster_is_not_fetched(tmp_path: Path, alone: HttpServer) -> None:
-    """By a compute model that is faster than any wire: unknown at first, then slower, tried again ever less often."""
+    """By a compute model that is faster than any wire: unknown, then slower, tried again ever less often."""
     prompt = prompt_of(16 * PAGE + 1, seed=70)
     truth = tokens_of(alone, prompt, TOKENS)
     with Served("--memory", "64MiB") as served:

@@ -38,8 +38,12 @@ class Vllm:
                     )
             if type(options["block_size"]) is not int:
                 raise LabError(f"{kind}: block_size is {options['block_size']!r}, and no whole number")
-        if "store" in spec.roles:
-            raise LabError("run.roles.store: the driver vllm starts no store for its engines; take it away")
+        store = spec.roles.get("store")
+        if store is not None and store.count and spec.mode == "disaggregated" and spec.connector != "kvik":
+            raise LabError(
+                f"run.roles.store: kvik's connector asks it, and run.connector is {spec.connector}; write "
+                "connector: kvik, or take the store away"
+            )
         if (
             spec.mode == "disaggregated"
             and spec.connector == "nixl"
@@ -84,7 +88,7 @@ def _block_tokens(spec: RunSpec) -> int:
     return int(str(spec.role(kind).options["block_size"]))
 
 
-def _engine(setup: Setup, kind: Kind, number: int, port: int, _store: str | None) -> Part:
+def _engine(setup: Setup, kind: Kind, number: int, port: int, store: str | None) -> Part:
     role = setup.role(kind)
     node = setup.nodes[setup.node(kind, number)]
     command = [node.python, "-m", "vllm.entrypoints.openai.api_server"]
@@ -99,8 +103,9 @@ def _engine(setup: Setup, kind: Kind, number: int, port: int, _store: str | None
     }  # fmt: skip
     asked = nixl.asked(setup.spec, kind)
     more |= {} if asked is None else {nixl.BACKENDS: asked}
-    if kind in nixl.ROLES and nixl.CONFIG not in role.options:
-        command += ["--kv-transfer-config", connector(setup.spec, nixl.ROLES[kind], node.address)]
+    if (kind in nixl.ROLES or store) and nixl.CONFIG not in role.options:
+        config = connector(setup.spec, nixl.ROLES.get(kind, "kv_both"), node.address, store)
+        command += ["--kv-transfer-config", config]
         more |= {"kv_connector": setup.spec.connector, "transport": setup.spec.transport}
         if setup.spec.connector == "nixl":
             (meeting,) = node.free_ports(1)  # where both sides of NIXL meet before the first transfer
@@ -108,8 +113,10 @@ def _engine(setup: Setup, kind: Kind, number: int, port: int, _store: str | None
     return http_part(setup, kind, number, port, command, more, env, START_LIMIT)
 
 
-def connector(spec: RunSpec, role: ConnectorRole, address: str) -> str:
-    """The JSON of `--kv-transfer-config` for an engine at this address."""
+def connector(spec: RunSpec, role: ConnectorRole, address: str, store: str | None = None) -> str:
+    """The JSON of `--kv-transfer-config` for an engine at this address, which may have a store at another."""
     if spec.connector == "kvik":
-        return Connector(role, extra={"listen": f"{address}:0", "transport": spec.transport}).config()
+        extra: dict[str, object] = {"listen": f"{address}:0", "transport": spec.transport}
+        extra |= {} if store is None else {"store": {"address": store}}
+        return Connector(role, extra=extra).config()
     return nixl.connector(role)
