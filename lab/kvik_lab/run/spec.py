@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from kvik_lab.records.schema import Seconds, Share
 
@@ -31,14 +32,27 @@ class Section(BaseModel):
 class NodeSpec(Section):
     """A host on which roles run."""
 
-    executor: Literal["local", "ssh"] = "local"
+    executor: Literal["local", "ssh", "slurm"] = "local"
     host: Text | None = Field(None, description="For ssh: HOST or USER@HOST, as ssh takes it.")
     address: Text | None = Field(
-        None, description="Under which other nodes reach its servers; by default loopback, or ssh's host."
-    )
+        None, description="Under which other nodes reach its servers; by default loopback, ssh's host, "
+        "or what the cluster says."
+    )  # fmt: skip
     python: Text | None = Field(None, description="The Python there that has kvik; by default this one.")
     folder: Text | None = Field(None, description="Where its processes work; by default a temporary one.")
-    options: list[Text] = Field([], description="More options for ssh, such as -p2222.")
+    options: list[Text] = Field(
+        [], description="More options: for ssh, such as -p2222; for salloc, such as --gpus=1."
+    )
+    wait: Seconds = Field(600.0, description="Seconds until Slurm has to have given it.")
+
+    @model_validator(mode="after")
+    def _has_host(self) -> NodeSpec:
+        if (self.executor == "ssh") != (self.host is not None):
+            raise PydanticCustomError(
+                "study", "`executor: ssh` and `host: user@address` go together",
+                {"remedy": "write both, or neither; Slurm is asked for a host by options: [--nodelist=HOST]"},
+            )  # fmt: skip
+        return self
 
 
 class LinkSpec(Section):

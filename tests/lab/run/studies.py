@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from kvik_lab.records import RunRecord, read
@@ -67,6 +68,17 @@ def start(command: str, study: Path, out: Path) -> subprocess.Popen[str]:
     )
 
 
+@contextlib.contextmanager
+def started(command: str, study: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
+    """The same within a block; one that still runs at its end is killed."""
+    controller = start(command, study, out)
+    try:
+        yield controller
+    finally:
+        controller.kill()
+        finish(controller)
+
+
 def finish(controller: subprocess.Popen[str]) -> tuple[int, str]:
     """Its exit status, and what it said."""
     said, _ = controller.communicate(timeout=LIMIT)
@@ -82,6 +94,15 @@ def records(out: Path) -> dict[str, RunRecord]:
     """The runs of a journal, by id."""
     file = out / "runs.jsonl"
     return {one.id: one for one in read([file])} if file.exists() else {}
+
+
+def lines(out: Path) -> list[RunRecord]:
+    """All that the journal was told, in order."""
+    file = out / "runs.jsonl"
+    text = file.read_text() if file.exists() else ""
+    return [
+        RunRecord.model_validate_json(line) for line in text.splitlines(keepends=True) if line[-1:] == "\n"
+    ]
 
 
 def processes(out: Path) -> list[int]:
