@@ -19,6 +19,7 @@ from kvik_lab.errors import LabError
 from kvik_lab.records.schema import Clock
 from kvik_lab.records.schema import Node as NodeRecord
 from kvik_lab.run import machine
+from kvik_lab.run.rays import ray_ways
 from kvik_lab.run.remote import Held
 from kvik_lab.run.slurm import slurm_ways
 from kvik_lab.run.spec import NodeSpec, RunSpec
@@ -54,7 +55,7 @@ def _ssh(specs: Mapping[str, NodeSpec], logs: Path) -> Iterator[dict[str, Node]]
         yield {name: stack.enter_context(ssh_node(name, spec, logs)) for name, spec in specs.items()}
 
 
-CLUSTERS = {"slurm": slurm_ways}
+CLUSTERS = {"slurm": slurm_ways, "ray": ray_ways}
 """What gives hosts for as long as a study lasts."""
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from kvik_lab.records import RunRecord, read
 from kvik_lab.run import machine
@@ -103,6 +105,14 @@ def lines(out: Path) -> list[RunRecord]:
     return [
         RunRecord.model_validate_json(line) for line in text.splitlines(keepends=True) if line[-1:] == "\n"
     ]
+
+
+def shape(record: RunRecord) -> Any:
+    """What is the same wherever it ran: its id within the study, its levels, and the names of what it has."""
+    whole = json.loads(record.model_dump_json())
+    names = {key: sorted(value) if isinstance(value, dict) else None for key, value in whole.items()}
+    (local,) = (sorted(node["facts"]) for node in whole["nodes"] if node["name"] == "local")
+    return record.id.partition("-")[2], record.levels, record.place.order, names, local
 
 
 def processes(out: Path) -> list[int]:

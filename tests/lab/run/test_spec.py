@@ -180,6 +180,7 @@ def test_mistakes(before: str, after: str, said: str) -> None:
         ),
         ("{executor: ssh, host: a@b}", "load: {node: one}", "give it a local node"),
         ("{executor: slurm}", "load: {node: one}", "give it a local node"),
+        ("{executor: ray, options: [GPU]}", "", "run.nodes.one: GPU: no resource of Ray's and its amount"),
         ("{executor: slurm, host: one}", "", "Slurm is asked for a host by options"),
     ],
 )
