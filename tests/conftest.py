@@ -20,6 +20,8 @@ MAY_SKIP: dict[str, str] = {
     "tests/fabric/test_newer.py": "a libfabric of 2.1 or newer, which the stage builds for root on Debian",
     "tests/faults/test_lab.py::test_a_cable_that_is_pulled_out": NO_NAMESPACES,
     "tests/lab/report/test_browser.py": "a browser, chromium, which the stage installs for root on Debian",
+    "tests/lab/run/test_ray.py": f"{NO_NAMESPACES}; and ray, which the dev environment has",
+    "tests/lab/run/test_slurm.py": f"{NO_NAMESPACES}; and Slurm, which the build installs for root on Debian",
     "tests/lab/tracking/test_server.py::test_its_page": "a browser, as above",
     "tests/lab/run/test_tools.py::test_a_tool_sends_the_load_of_a_study": NO_TOOL,
     "tests/lab/run/test_transfers.py::test_pages_are_moved_over_a_link": NO_NAMESPACES,

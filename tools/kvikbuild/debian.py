@@ -33,6 +33,8 @@ def missing_packages() -> list[str]:
         programs["etcd"] = "etcd-server"
         # The lab reaches other hosts over it; its tests have a server each.
         programs |= {"ssh": "openssh-client", "sshd": "openssh-server"}
+        # And it asks Slurm for hosts; its tests have one of their own.
+        programs |= {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
     for program, package in programs.items():
         if shutil.which(program) is None and package not in missing:
             missing.append(package)

@@ -6,7 +6,8 @@ again.
 - `resolve`: the same for one row of the plan, with its levels put in.
 - `slots`: the runs of a plan in their order, each with an id that is the same after every interruption.
 - `drivers`: what turns a resolved run into roles: the emulator's, vLLM's.
-- `nodes`, `ssh`: where roles run: this host, namespaces of it with a shaped link, hosts behind OpenSSH.
+- `nodes`: where roles run: this host, namespaces of it with a shaped link, or other hosts.
+- `remote`: what other hosts have in common, whatever carries a command there: `ssh`, `slurm` and `rays` do.
 - `journal`: the records of runs, and the starts of servers.
 - `control`: does all of it; `progress` says how long it still takes.
 """

@@ -8,7 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +23,7 @@ from kvik_lab.run.drivers import DRIVERS
 from kvik_lab.run.execute import Up, execute, place, used_nodes
 from kvik_lab.run.gating import judge_again, judged
 from kvik_lab.run.journal import Journal
-from kvik_lab.run.nodes import EXECUTORS, Look, Maker, examined, open_nodes
+from kvik_lab.run.nodes import Look, Maker, examined, executors, open_nodes
 from kvik_lab.run.progress import Progress, outcome_of
 from kvik_lab.study import Study
 
@@ -41,19 +41,21 @@ class Control:
     starts: Sequence[PlannedStart]
     journal: Journal
     say: Say
-    executors: Mapping[str, Maker] = field(default_factory=lambda: EXECUTORS)
     around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """What each run is measured in."""
 
     def __post_init__(self) -> None:
         self.mark = mark(self.journal.folder)
         self.varied = varied(self.study)
+        self.makers: Mapping[str, Maker] = {}
 
     def run(self) -> None:
         """Do all that is not done. `KeyboardInterrupt` when a signal came: then everything has been ended."""
         slots = [one.slot for start in self.starts for one in start.runs]
         progress = Progress(slots, self.starts, self.journal, self.say)
-        with _told_to_stop():
+        logs = self.journal.folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        with _told_to_stop(), executors(logs) as self.makers:
             for start in self.starts:
                 self._start(start, progress)
         for record in judge_again(self.journal, self.study.gates):
@@ -96,7 +98,7 @@ class Control:
         logs = self.journal.folder / "logs" / name
         logs.mkdir(parents=True, exist_ok=True)
         driver = DRIVERS[start.spec.driver]
-        with open_nodes(start.spec, logs, self.executors) as nodes:
+        with open_nodes(start.spec, logs, self.makers) as nodes:
             self._await_stale(nodes)
             clients.check(start.runs, nodes)
             system = driver.system(setup(start, nodes, logs, self.mark))

@@ -23,8 +23,8 @@ from kvik_lab.run.build import Planned, PlannedStart, servers, stated
 from kvik_lab.run.clients import Seen, client
 from kvik_lab.run.drivers.system import Part, System
 from kvik_lab.run.nodes import DOCTOR, Look, client_node, recorded
+from kvik_lab.run.remote import RemoteNode
 from kvik_lab.run.spec import RunSpec
-from kvik_lab.run.ssh import SshNode
 
 OWN = "kvik_lab_own_cpu_seconds_total"
 FACTS = ("machine", "kernel", "cpu", "cores_usable", "memory_bytes", "gpus")  # those that a result depends on
@@ -145,7 +145,7 @@ def _look(up: Up) -> tuple[dict[str, Look], dict[str, Counters]]:
     far: dict[str, Counters] = {}
     for name in {part.role.node for part in up.system.parts}:  # that of the load alone may have no kvik
         node = up.nodes[name]
-        if isinstance(node, SshNode):
+        if isinstance(node, RemoteNode):
             far |= node.engine_counters(up.mark)
     counted = {part.role.name: _counted(up, part) for part in up.system.parts}
     return looks, {name: found | far.get(name, {}) for name, found in counted.items()}
@@ -208,7 +208,13 @@ def _wait(up: Up, run: Planned, process: Process, why: Callable[[str], str | Non
     if status != 0:
         said = process.said()
         last = why(said) or said.strip().rpartition("\n")[2] or "it said nothing"
-        raise RunError(f"the load ended with status {status}: {last}\n{process.tail()}")
+        text = f"the load ended with status {status}: {last}\n{process.tail()}"
+        try:
+            for node in used_nodes(up.system, up.planned.spec):
+                up.nodes[node].run(["true"])
+        except NodeError as gone:  # sooner than its roles tell
+            raise RunError(f"{gone}\n{text}", "lost") from gone
+        raise RunError(text)
 
 
 def _lost(up: Up, dead: Sequence[str]) -> Outcome:

@@ -1,8 +1,10 @@
-"""The nodes of a run: this host, two namespaces of it with a shaped link between, or hosts behind ssh."""
+"""The nodes of a run: this host, two namespaces of it with a shaped link between, or hosts behind ssh,
+or of a cluster."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -17,41 +19,55 @@ from kvik_lab.errors import LabError
 from kvik_lab.records.schema import Clock
 from kvik_lab.records.schema import Node as NodeRecord
 from kvik_lab.run import machine
+from kvik_lab.run.rays import ray_ways
+from kvik_lab.run.remote import Held
+from kvik_lab.run.slurm import slurm_ways
 from kvik_lab.run.spec import NodeSpec, RunSpec
-from kvik_lab.run.ssh import SshNode
+from kvik_lab.run.ssh import ssh_node
 
 LOCAL, LEFT, RIGHT = "local", "left", "right"
 DOCTOR = "doctor"
 """The fact of a node that is the doctor's summary of it."""
 
-Maker = Callable[[str, NodeSpec, Path], contextlib.AbstractContextManager[Node]]
+Maker = Callable[[Mapping[str, NodeSpec], Path], contextlib.AbstractContextManager[Mapping[str, Node]]]
+"""Nodes of one executor, by their names; their logs go into the folder."""
 
 
 @contextlib.contextmanager
-def _local(_name: str, spec: NodeSpec, _folder: Path) -> Iterator[Node]:
-    yield LocalNode(spec.python or sys.executable)
+def executors(logs: Path) -> Iterator[dict[str, Maker]]:
+    """What makes nodes, by the name that the study file gives. What a cluster gave is held until the end of
+    the block."""
+    with contextlib.ExitStack() as stack:
+        clusters = {name: Held(functools.partial(ways, logs=logs)) for name, ways in CLUSTERS.items()}
+        for held in clusters.values():
+            stack.callback(held.close)
+        yield {"local": _local, "ssh": _ssh, **{name: held.nodes for name, held in clusters.items()}}
 
 
 @contextlib.contextmanager
-def _ssh(name: str, spec: NodeSpec, folder: Path) -> Iterator[Node]:
-    with SshNode.opened(name, spec, folder) as node:
-        yield node
-
-
-EXECUTORS: Mapping[str, Maker] = {"local": _local, "ssh": _ssh}
-"""What makes a node; by the name that the study file gives."""
+def _local(specs: Mapping[str, NodeSpec], _logs: Path) -> Iterator[dict[str, Node]]:
+    yield {name: LocalNode(spec.python or sys.executable) for name, spec in specs.items()}
 
 
 @contextlib.contextmanager
-def open_nodes(
-    spec: RunSpec, folder: Path, executors: Mapping[str, Maker] = EXECUTORS
-) -> Iterator[dict[str, Node]]:
+def _ssh(specs: Mapping[str, NodeSpec], logs: Path) -> Iterator[dict[str, Node]]:
+    with contextlib.ExitStack() as stack:
+        yield {name: stack.enter_context(ssh_node(name, spec, logs)) for name, spec in specs.items()}
+
+
+CLUSTERS = {"slurm": slurm_ways, "ray": ray_ways}
+"""What gives hosts for as long as a study lasts."""
+
+
+@contextlib.contextmanager
+def open_nodes(spec: RunSpec, folder: Path, makers: Mapping[str, Maker]) -> Iterator[dict[str, Node]]:
     """The nodes by name. Raises `LabError` where a link cannot be shaped, `NodeError` for a host that
     does not answer."""
     with contextlib.ExitStack() as stack:
         nodes: dict[str, Node] = {LOCAL: LocalNode(sys.executable)}
-        for name, one in spec.nodes.items():
-            nodes[name] = stack.enter_context(executors[one.executor](name, one, folder))
+        for executor, make in makers.items():
+            chosen = {name: one for name, one in spec.nodes.items() if one.executor == executor}
+            nodes |= stack.enter_context(make(chosen, folder)) if chosen else {}
         if spec.link is not None:
             try:
                 rate = Rate.parse(spec.link.rate)

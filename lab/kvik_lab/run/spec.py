@@ -7,9 +7,11 @@ values in, by their path.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from kvik_lab.records.schema import Seconds, Share
 
@@ -20,6 +22,7 @@ Kind = Literal["prefill", "decode", "unified", "router", "store", "target", "loa
 Text = Annotated[str, Field(min_length=1)]
 Value = Annotated[str | int | float | bool | list[str | int | float], Field(union_mode="left_to_right")]
 EnvValue = str | int | float
+_AMOUNT = re.compile(r"[^=]+=\d+(\.\d+)?")
 
 
 class Section(BaseModel):
@@ -31,14 +34,38 @@ class Section(BaseModel):
 class NodeSpec(Section):
     """A host on which roles run."""
 
-    executor: Literal["local", "ssh"] = "local"
-    host: Text | None = Field(None, description="For ssh: HOST or USER@HOST, as ssh takes it.")
-    address: Text | None = Field(
-        None, description="Under which other nodes reach its servers; by default loopback, or ssh's host."
+    executor: Literal["local", "ssh", "slurm", "ray"] = "local"
+    host: Text | None = Field(
+        None,
+        description="For ssh: HOST or USER@HOST, as ssh takes it; for Ray HOST:PORT of its head, or auto.",
     )
+    address: Text | None = Field(
+        None, description="Under which other nodes reach its servers; by default loopback, ssh's host, "
+        "or what the cluster says."
+    )  # fmt: skip
     python: Text | None = Field(None, description="The Python there that has kvik; by default this one.")
     folder: Text | None = Field(None, description="Where its processes work; by default a temporary one.")
-    options: list[Text] = Field([], description="More options for ssh, such as -p2222.")
+    options: list[Text] = Field(
+        [],
+        description="More options: for ssh, such as -p2222; for salloc, such as --gpus=1; for Ray "
+        "what is asked for, such as GPU=1.",
+    )
+    wait: Seconds = Field(600.0, description="Seconds until Slurm or Ray has to have given it.")
+
+    @model_validator(mode="after")
+    def _fits(self) -> NodeSpec:
+        if self.executor != "ray" and (self.executor == "ssh") != (self.host is not None):
+            raise PydanticCustomError(
+                "study", "`executor: ssh` and `host: user@address` go together",
+                {"remedy": "write both, or neither; Slurm is asked for a host by options: [--nodelist=HOST]"},
+            )  # fmt: skip
+        wrong = [one for one in self.options if self.executor == "ray" and not _AMOUNT.fullmatch(one)]
+        if wrong:
+            raise PydanticCustomError(
+                "study", "{option}: no resource of Ray's and its amount",
+                {"option": wrong[0], "remedy": "write such as CPU=8, GPU=1 or node:192.0.2.21=0.01"},
+            )  # fmt: skip
+        return self
 
 
 class LinkSpec(Section):

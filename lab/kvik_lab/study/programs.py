@@ -60,6 +60,8 @@ def _put_error(error: ValidationError) -> PutError:
     what, remedy = str(found[0]["msg"]).lower(), "see `kvik lab schema` for what belongs there"
     if found[0]["type"] == "extra_forbidden":
         what = "unknown key"
+    if "remedy" in found[0].get("ctx", {}):
+        what, remedy = found[0]["msg"], found[0]["ctx"]["remedy"]
     return PutError(path, f"{dotted(('run', *path))}: {what}", remedy)
 
 

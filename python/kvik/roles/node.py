@@ -1,4 +1,4 @@
-"""Where roles run. `LocalNode` is this host, or one of `kvik.roles.hosts`; the lab has nodes behind ssh."""
+"""Where roles run. `LocalNode` is this host, or one of `kvik.roles.hosts`; the lab has nodes on other hosts."""
 
 from __future__ import annotations
 

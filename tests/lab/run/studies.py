@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from kvik_lab.records import RunRecord, read
 from kvik_lab.run import machine
@@ -67,6 +70,17 @@ def start(command: str, study: Path, out: Path) -> subprocess.Popen[str]:
     )
 
 
+@contextlib.contextmanager
+def started(command: str, study: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
+    """The same within a block; one that still runs at its end is killed."""
+    controller = start(command, study, out)
+    try:
+        yield controller
+    finally:
+        controller.kill()
+        finish(controller)
+
+
 def finish(controller: subprocess.Popen[str]) -> tuple[int, str]:
     """Its exit status, and what it said."""
     said, _ = controller.communicate(timeout=LIMIT)
@@ -82,6 +96,23 @@ def records(out: Path) -> dict[str, RunRecord]:
     """The runs of a journal, by id."""
     file = out / "runs.jsonl"
     return {one.id: one for one in read([file])} if file.exists() else {}
+
+
+def lines(out: Path) -> list[RunRecord]:
+    """All that the journal was told, in order."""
+    file = out / "runs.jsonl"
+    text = file.read_text() if file.exists() else ""
+    return [
+        RunRecord.model_validate_json(line) for line in text.splitlines(keepends=True) if line[-1:] == "\n"
+    ]
+
+
+def shape(record: RunRecord) -> Any:
+    """What is the same wherever it ran: its id within the study, its levels, and the names of what it has."""
+    whole = json.loads(record.model_dump_json())
+    names = {key: sorted(value) if isinstance(value, dict) else None for key, value in whole.items()}
+    (local,) = (sorted(node["facts"]) for node in whole["nodes"] if node["name"] == "local")
+    return record.id.partition("-")[2], record.levels, record.place.order, names, local
 
 
 def processes(out: Path) -> list[int]:

@@ -168,17 +168,32 @@ def test_mistakes(before: str, after: str, said: str) -> None:
 @pytest.mark.parametrize(
     ("node", "load", "said"),
     [
-        ("{executor: ssh}", "", "`executor: ssh` and `host: user@address` go together"),
-        ("{host: a@b}", "", "`executor: ssh` and `host: user@address` go together"),
+        (
+            "{executor: ssh}",
+            "",
+            "study:18:10: run.nodes.one: `executor: ssh` and `host: user@address` go together",
+        ),
+        (
+            "{host: a@b}",
+            "",
+            "run.nodes.one: `executor: ssh` and `host: user@address` go together; write both",
+        ),
         ("{executor: ssh, host: a@b}", "load: {node: one}", "give it a local node"),
+        ("{executor: slurm}", "load: {node: one}", "give it a local node"),
+        ("{executor: ray, options: [GPU]}", "", "run.nodes.one: GPU: no resource of Ray's and its amount"),
+        ("{executor: slurm, host: one}", "", "Slurm is asked for a host by options"),
     ],
 )
 def test_hosts_that_cannot_be_used(node: str, load: str, said: str) -> None:
     """Before anything is started."""
     more = f"  driver: emulator\n  nodes:\n    one: {node}\n  roles: {{{load}}}\n"
-    study = parse_study(SMALL.replace("  driver: emulator\n", more))
-    with pytest.raises(LabError, match=said):
+
+    def read() -> None:
+        study = parse_study(SMALL.replace("  driver: emulator\n", more))
         resolve(study, plan_slots(study))
+
+    with pytest.raises(LabError, match=said):
+        read()
 
 
 def test_what_is_not_said() -> None:

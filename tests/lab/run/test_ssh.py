@@ -16,12 +16,12 @@ import pytest
 from kvik.roles.hosts import CannotError
 from kvik.roles.node import NodeError
 from kvik.roles.role import LineReady, Role
-from kvik_lab.records import RunRecord
+from kvik_lab.run.remote import Line, RemoteNode, RemoteProcess
 from kvik_lab.run.spec import NodeSpec
-from kvik_lab.run.ssh import RemoteProcess, SshNode
+from kvik_lab.run.ssh import ssh_node
 from tests.lab.gates.scene import finding
 from tests.lab.run.sshd import Hosts, ssh_hosts
-from tests.lab.run.studies import PLAIN, finish, processes, records, start, wait_for, written
+from tests.lab.run.studies import PLAIN, finish, lines, processes, records, start, wait_for, written
 
 FILES = """
 study: files
@@ -69,15 +69,6 @@ def study(hosts: Hosts, requests: int = 4) -> str:
     roles = "{prefill: {node: one}, decode: {node: two}, router: {node: two}}"
     where = f"  driver: emulator\n  nodes:\n{hosts.nodes()}  roles: {roles}\n"
     return PLAIN.replace("  driver: emulator\n", where).replace("requests: 4", f"requests: {requests}")
-
-
-def lines(out: Path) -> list[RunRecord]:
-    """All that the journal was told, in order."""
-    file = out / "runs.jsonl"
-    text = file.read_text() if file.exists() else ""
-    return [
-        RunRecord.model_validate_json(line) for line in text.splitlines(keepends=True) if line[-1:] == "\n"
-    ]
 
 
 @pytest.mark.timeout(300)
@@ -151,17 +142,10 @@ def test_pages_are_moved_between_two_hosts(hosts: Hosts, tmp_path: Path) -> None
     assert processes(tmp_path / "out") == []
 
 
-class Gone(SshNode):
-    """A node whose `ssh` ends as soon as it has been told what to start."""
-
-    def ssh(self, *, new: bool = False) -> list[str]:  # noqa: ARG002
-        """What is run in its place."""
-        return ["sh", "-c", "read -r line", "--"]
-
-
 def test_a_role_whose_connection_is_gone_ends_quietly(tmp_path: Path) -> None:
-    """Also where a byte was sent to it after that."""
-    node = Gone("one", "one", "127.0.0.1", sys.executable, None, (), tmp_path / "s")
+    """Also where a byte was sent to it after that. What carries it ends when it was told what to start."""
+    line = Line("one", "one", lambda _: ["sh", "-c", "read -r line"])
+    node = RemoteNode(line, "127.0.0.1", sys.executable, None)
     process = node.launch(Role("prefill", ("true",), LineReady("")), tmp_path / "log")
     assert process.wait(20.0) is not None
     assert isinstance(process, RemoteProcess)
@@ -176,7 +160,7 @@ def test_a_machine_without_ssh_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path
     spec = NodeSpec.model_validate({"executor": "ssh", "host": "one"})
     with (
         pytest.raises(NodeError, match=r"(?s)node one .*ssh: cannot be started: .*No such file"),
-        SshNode.opened("one", spec, tmp_path),
+        ssh_node("one", spec, tmp_path),
     ):
         pass
 

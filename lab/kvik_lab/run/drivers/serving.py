@@ -60,10 +60,7 @@ def check(spec: RunSpec) -> tuple[Kind, ...]:
 
 
 def check_nodes(spec: RunSpec) -> None:
-    """Raises `LabError` for a node that cannot be used as it is written."""
-    for name, node in spec.nodes.items():
-        if (node.executor == "ssh") != (node.host is not None):
-            raise LabError(f"run.nodes.{name}: `executor: ssh` and `host: user@address` go together")
+    """Raises `LabError` for a client on a node that there is not."""
     known = (*spec.nodes, LOCAL, *(() if spec.link is None else (LEFT, RIGHT)))
     if (name := client_node(spec)) not in known:
         raise LabError(f"run.roles.load: no node {name!r}; the nodes are {', '.join(known)}")
