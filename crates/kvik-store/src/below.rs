@@ -9,13 +9,13 @@ use crate::crew::{Crew, Work};
 use crate::figures::Where;
 use crate::object::{ObjectOptions, Objects};
 use crate::pulse::Pulse;
-use crate::state::{Gone, State};
+use crate::state::State;
 use crate::store::Store;
 use crate::sync::lock;
 use crate::tenants::Known;
 use crate::tier::{Found, Identity, Place, Tier, TierOwner};
 use crate::write::Soon;
-use crate::{BlockKey, Log, NamespaceId, Shape};
+use crate::{Log, NamespaceId, Shape};
 use early::Early;
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
@@ -306,60 +306,66 @@ impl Store {
         self.far().iter().for_each(|far| far.close());
     }
 
-    /// Takes blocks out of the log too.
+    /// Takes whole namespaces out of the log too.
     ///
     /// # Errors
     /// What the tier says, `DeadlineExceeded`; the blocks are gone from memory all the same.
-    pub fn remove_below(&self, gone: &[Gone]) -> Result<()> {
-        // One without a place may be in the log all the same: it is being written, or its disk has failed to sync it.
-        let gone: Vec<BlockKey> = gone.iter().map(|gone| gone.key).collect();
-        self.say(gone, |log, key, within| log.remove(key, within))
+    pub fn clear_below(&self, namespaces: &[NamespaceId], by: Instant) -> Result<()> {
+        let (of, left) = (namespaces.to_vec(), move || by.saturating_duration_since(Instant::now()));
+        let all = move |log: &Log| {
+            let places =
+                of.iter().map(|one| log.remove_namespace(one, left())).collect::<Result<Vec<Place>>>()?;
+            log.sync(&places, left())
+        };
+        self.have_said(by, all).map_err(|error| self.may_be_back(Where::Log, &error))
     }
 
-    /// The same for whole namespaces.
+    /// Has one of the threads that write say something in the log, and waits for it. Where none has begun by then, it is
+    /// dropped.
     ///
     /// # Errors
-    /// As for [`Store::remove_below`].
-    pub fn clear_below(&self, namespaces: &[NamespaceId]) -> Result<()> {
-        self.say(namespaces.to_vec(), |log, namespace, within| log.remove_namespace(namespace, within))
-    }
-
-    /// Has one of the threads that write say something of each of these in the tier, and waits until it is durable.
-    fn say<T: Send + 'static>(&self, of: Vec<T>, say: fn(&Log, &T, Duration) -> Result<Place>) -> Result<()> {
-        let Some(below) = self.below().filter(|_| !of.is_empty()) else { return Ok(()) };
-        let (until, (tell, told)) = (Instant::now() + REMOVAL, channel());
-        let left = move || until.saturating_duration_since(Instant::now());
-        let all = move |log: &Log| {
-            let places: Result<Vec<Place>> = of.iter().map(|one| say(log, one, left())).collect();
+    /// Its own, `DeadlineExceeded`.
+    pub fn have_said(
+        &self,
+        by: Instant,
+        say: impl FnOnce(&Log) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let Some(below) = self.below() else { return Ok(()) };
+        let (tell, told) = channel();
+        let all = move |store: &Store| {
             // Who asked may wait no longer.
-            drop(tell.send(places.and_then(|places| log.sync(&places, left()))));
+            if let Some(below) = store.below() {
+                drop(tell.send(say(&below.log)));
+            }
         };
         let saying = Arc::new(Saying(Mutex::new(Some(Box::new(all)))));
         below.writers.offer(saying.clone());
-        told.recv_timeout(REMOVAL).unwrap_or_else(|_| {
+        told.recv_timeout(by.saturating_duration_since(Instant::now())).unwrap_or_else(|_| {
             // What was not begun must not come behind what is stored from now on.
             drop(lock(&saying.0).take());
-            let text = format!(
-                "what was removed may still be in the log in {}, and be found after a restart: remove it again, and look \
-                 whether that disk answers",
-                below.log.name()
-            );
-            Err(Error::new(Code::DeadlineExceeded, text))
+            Err(Error::new(Code::DeadlineExceeded, "it was not said in time"))
         })
+    }
+
+    /// Has one of the threads that write to a tier do something, for which nobody waits.
+    pub fn have_done(&self, to: Where, work: impl FnOnce(&Store) + Send + 'static) {
+        let (log, far) = (self.below().map(|below| &below.writers), self.far().map(|far| &far.writers));
+        let saying = Arc::new(Saying(Mutex::new(Some(Box::new(work)))));
+        if let Some(writers) = if to == Where::Object { far } else { log } {
+            writers.offer(saying);
+        }
     }
 }
 
 /// Something to write that is no block, once.
 struct Saying(Mutex<Option<Say>>);
 
-type Say = Box<dyn FnOnce(&Log) + Send>;
+type Say = Box<dyn FnOnce(&Store) + Send>;
 
 impl Work<Store> for Saying {
     fn step(&self, store: &Store) {
         let say = lock(&self.0).take();
-        if let (Some(say), Some(below)) = (say, store.below()) {
-            say(&below.log);
-        }
+        say.into_iter().for_each(|say| say(store));
     }
 
     fn has_more(&self) -> bool {

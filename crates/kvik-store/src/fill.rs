@@ -6,7 +6,7 @@
 //! - What is published was summed after it arrived; what is served later is compared with that.
 
 use crate::BlockKey;
-use crate::figures::Cause;
+use crate::figures::{Cause, Where};
 use crate::index::{Id, Node};
 use crate::state::{Filling, Reserved};
 use crate::store::{Store, check_keys};
@@ -229,6 +229,8 @@ impl Window {
                     stored.push((id, state.index.node(id).key));
                 }
             }
+            drop(state);
+            self.store.note_change();
         }
         Ok(stored)
     }
@@ -265,7 +267,18 @@ impl Store {
     fn abandon(&self, fillings: Vec<Filling>) {
         let mut state = self.state();
         state.figures.refuse(Cause::Lost, fillings.len() as u64);
-        fillings.into_iter().rev().for_each(|filling| state.abandon(filling));
+        let mut removed = Vec::new();
+        for filling in fillings.into_iter().rev() {
+            let key = state.index.node(filling.id).key;
+            let tiers = [Where::Log, Where::Object];
+            removed.extend(
+                tiers.into_iter().filter(|tier| state.unsaid_mut(*tier).has(&key)).map(|tier| (tier, key)),
+            );
+            state.abandon(filling);
+        }
+        drop(state);
+        self.say_soon(removed);
+        self.note_change();
     }
 }
 

@@ -44,6 +44,7 @@ pub mod policy;
 mod pulse;
 mod put;
 mod remote;
+mod removals;
 pub mod replay;
 mod scan;
 #[cfg(test)]

@@ -23,6 +23,7 @@ mod places;
 use crate::figures::{Cause, Figures, OfTenant, Where};
 use crate::index::{Id, Index, Life, NO_SLAB, Node};
 use crate::policy::PolicyKind;
+use crate::removals::Unsaid;
 use crate::share::{Share, makes_room, why_full};
 use crate::slab::{Class, Slabs, Slot};
 use crate::tenants::Tenants;
@@ -83,6 +84,8 @@ pub(crate) struct State {
     pub freed: Vec<Place>,
     /// Bytes of blocks that somebody reads.
     pub lent: u64,
+    /// Removals that a tier has not confirmed, by tier.
+    pub unsaid: [Unsaid; Where::ALL.len()],
     /// Seconds since the store began.
     now: u32,
 }
@@ -120,6 +123,7 @@ impl State {
             kept: BTreeSet::new(),
             freed: Vec::new(),
             lent: 0,
+            unsaid: Default::default(),
             now: 0,
         }
     }
@@ -166,6 +170,9 @@ impl State {
                 },
                 _ => Reserved::Here,
             });
+        }
+        if self.unsaid.iter().any(|unsaid| unsaid.is_saying(&key)) {
+            return Ok(Reserved::NoRoom(Cause::InUse));
         }
         let id = self.index.add(key, parent, namespace, Life::Filling);
         parent.iter().for_each(|parent| self.hold_or_release(*parent));
@@ -214,6 +221,9 @@ impl State {
         let now = self.now;
         let node = self.index.node_mut(id);
         let loaded = node.life == Life::Loading;
+        if !loaded {
+            self.unsaid.iter_mut().for_each(|unsaid| unsaid.put_again(&node.key));
+        }
         let from = if node.place != 0 { Where::Log } else { Where::Object };
         if !loaded {
             node.used_at = now;

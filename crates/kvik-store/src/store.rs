@@ -180,14 +180,19 @@ impl Store {
         state.index.find(namespace, key).is_some_and(|id| state.index.node(id).life == Life::Resident)
     }
 
-    /// Takes blocks out, and all that come after them; how many went.
+    /// Takes blocks out, and all that come after them; how many went. What was removed before, and a tier has not
+    /// confirmed since, is removed with it.
     ///
     /// # Errors
-    /// As for [`Store::contains`].
+    /// As for [`Store::contains`]; what a tier says, `DeadlineExceeded`: after a restart some of what was removed may be
+    /// back, until a removal succeeds.
     pub fn remove(&self, namespace: u16, keys: &[BlockKey]) -> Result<usize> {
         check_keys(keys)?;
-        let began = Instant::now();
-        let known = self.far().map_or(Ok(()), |far| far.know(began + REMOVAL / 2));
+        let by = Instant::now() + REMOVAL;
+        let known = self.far().map_or(Ok(()), |far| far.know(by - REMOVAL / 2));
+        if self.state().is_full_of_removals() {
+            self.remove_below(by)?;
+        }
         let mut state = self.state();
         let found = keys.iter().filter_map(|key| state.index.find(namespace, key)).collect::<Vec<_>>();
         let mut gone = Vec::new();
@@ -198,9 +203,9 @@ impl Store {
             }
         }
         state.counts.removed += gone.len() as u64;
+        state.note_removed(&gone, self.below().is_some());
         drop(state);
-        self.remove_below(&gone)?;
-        self.far().map_or(Ok(()), |far| far.remove(&gone, began + REMOVAL))?;
+        self.remove_below(by)?;
         known.map(|()| gone.len())
     }
 
@@ -226,8 +231,8 @@ impl Store {
     /// # Errors
     /// The log could not be told: after a restart they may be back.
     pub fn clear(&self, wanted: impl Fn(&Known) -> bool) -> Result<usize> {
-        let began = Instant::now();
-        let known = self.far().map_or(Ok(()), |far| far.know(began + REMOVAL / 2));
+        let by = Instant::now() + REMOVAL;
+        let known = self.far().map_or(Ok(()), |far| far.know(by - REMOVAL / 2));
         let mut state = self.state();
         let cleared: Vec<bool> = state.tenants.namespaces().iter().map(wanted).collect();
         let all = state.tenants.namespaces().iter().zip(&cleared);
@@ -235,8 +240,12 @@ impl Store {
         let gone = state.forget_all(|namespace| cleared[usize::from(namespace)]);
         state.counts.removed += gone as u64;
         drop(state);
-        self.clear_below(&ids)?;
-        self.far().map_or(Ok(()), |far| far.clear(&ids, began + REMOVAL))?;
+        if ids.is_empty() {
+            return known.map(|()| gone);
+        }
+        self.clear_below(&ids, by)?;
+        let far = self.far().map_or(Ok(()), |far| far.clear(&ids, by));
+        far.map_err(|error| self.may_be_back(Where::Object, &error))?;
         known.map(|()| gone)
     }
 

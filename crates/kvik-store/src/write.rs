@@ -360,12 +360,18 @@ impl Source {
         // Somebody else may have written it meanwhile: the place that is known stays, so that whoever waits for one waits
         // for that.
         let known = if same { node.place_in(to) } else { None };
-        // One that was put again meanwhile is to be found: what is said of its key now would be said of it.
-        let removed = !same && state.index.find_any(key).is_none();
+        // One that was put again meanwhile is to be found: what is said of its key now would be said of it. One that is
+        // still being brought may not come.
+        let there = |id: Id| Life::THERE.contains(&state.index.node(id).life);
+        let again = state.index.find_any(key).is_some_and(there);
+        let removed = !same && !again && matches!(written, Ok(Some(_)));
         match &written {
             Ok(Some(place)) if same && known.is_none() => state.note_written(id, to, *place),
             Ok(Some(place)) if to == Where::Object => state.freed.push(*place),
             _ => {}
+        }
+        if removed {
+            state.unsaid_mut(to).add(*key);
         }
         let memory_only = self.is_memory();
         drop(state);
@@ -376,12 +382,9 @@ impl Source {
             state.counts.corrupt += 1;
             state.forget_key(key);
         }
-        if let (Ok(Some(_)), true, Some(tier)) = (&written, removed, store.tier(to)) {
+        if removed {
             // It was removed while it was written: a restart is not to find it.
-            let said = tier.remove(key, PATIENCE)?;
-            if to == Where::Log {
-                tier.sync(&[said], PATIENCE)?;
-            }
+            store.say_late(to, key)?;
         }
         written.map(|place| place.map(|place| known.unwrap_or(place)))
     }
@@ -390,7 +393,7 @@ impl Source {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::state::Reserved;
+    use crate::state::{Filling, Reserved};
     use crate::{Log, LogOptions, NamespaceId, Shape, StoreOptions, entry};
     use kvik_engine::{Config, Engine};
     use std::path::Path;
@@ -412,8 +415,14 @@ pub(crate) mod tests {
     }
 
     pub fn put(store: &Store) -> Id {
+        let reserved = store.state().reserve(0, None, KEY, |_| false);
+        let Ok(Reserved::New(filling)) = reserved else { panic!("no room") };
+        fill(store, filling)
+    }
+
+    /// Ends a put: what lies in the slot is the block.
+    pub fn fill(store: &Store, filling: Filling) -> Id {
         let mut state = store.state();
-        let Ok(Reserved::New(filling)) = state.reserve(0, None, KEY, |_| false) else { panic!("no room") };
         let pages = state.slabs.pages(filling.slot.slab, [filling.slot.slot].into()).unwrap();
         let (id, sums) = (filling.id, pages.sums(shape().summed_layers()).unwrap());
         assert!(state.publish(filling, entry::sum_of(&sums)));

@@ -63,6 +63,8 @@ fn through_a_stop(asking: &Asking, dir: &Path, stop: impl FnOnce(), go_on: impl 
 
 fn check_again(dir: &Path) {
     let asking = Asking::embedded(&options(dir, LOG)).unwrap();
+    let removed = asking.space.contains(&keys(&namespace("tiny"), &prompt(0))).unwrap();
+    assert_eq!(removed, [false; 3], "its removal was confirmed");
     for number in (1..PROMPTS).chain([100]) {
         assert_eq!(asking.there(number), 3, "prompt {number} was durable");
     }
