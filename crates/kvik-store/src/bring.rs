@@ -261,8 +261,8 @@ impl Store {
                     level,
                     "block {key} is not served from the tier {tier_name}: {error} ({corrupt} wrong blocks so far)"
                 );
-                // Until it comes it may be put again.
-                state.index.node_mut(filling.id).failed = !wrong;
+                // Until it comes it may be put again. A tier that is left alone for now has the block still.
+                state.index.node_mut(filling.id).failed = !wrong && error.code != Code::StoreUnavailable;
                 state.abandon(filling);
                 // Where it was copied to meanwhile it is another record, of which nothing is known yet.
                 if wrong && let Some(id) = state.at(identity, tier, place) {

@@ -286,7 +286,8 @@ impl Store {
 mod tests {
     use super::*;
     use crate::index::Life;
-    use crate::write::tests::{KEY, open, put, write};
+    use crate::write::tests::{KEY, fill, open, put, write};
+    use crate::write::{Awaited, PATIENCE};
 
     #[test]
     fn a_put_of_what_does_not_come_from_below_brings_it_or_leaves_it_there() {
@@ -309,10 +310,24 @@ mod tests {
         assert!(!store.is_in_memory(0, &KEY) && store.is_there(0, &KEY));
         let mut reservation = store.reserve(0, None, &[KEY]).unwrap();
         let (_, filling) = reservation.new.pop_front().unwrap();
-        assert!(store.state().publish(filling, 1));
+        let place = store.state().index.node(id).place;
+        fill(&store, filling);
         drop(reservation);
         assert!(store.is_in_memory(0, &KEY));
         assert_eq!((found(&store), store.state().index.node(id).failed), ((1, 0), false));
+        // The log could not read its copy, so that is none: a durable put writes another one.
+        assert_eq!(store.state().index.node(id).place, 0);
+        let awaited = Awaited::new(Instant::now() + PATIENCE);
+        std::thread::scope(|scope| {
+            let durable = scope.spawn(|| store.make_durable(0, &[KEY], &awaited));
+            let writers = &store.below().unwrap().writers;
+            writers.close();
+            while !durable.is_finished() {
+                writers.serve(&store);
+            }
+            assert_eq!(durable.join().unwrap().unwrap(), 1);
+        });
+        assert!(store.state().index.node(id).place > place);
         drop(store);
         drop(std::fs::remove_dir_all(&folder));
     }

@@ -221,14 +221,18 @@ impl State {
         let now = self.now;
         let node = self.index.node_mut(id);
         let loaded = node.life == Life::Loading;
-        if !loaded {
-            self.unsaid.iter_mut().for_each(|unsaid| unsaid.put_again(&node.key));
-        }
         let from = if node.place != 0 { Where::Log } else { Where::Object };
         if !loaded {
             node.used_at = now;
+            self.unsaid.iter_mut().for_each(|unsaid| unsaid.put_again(&node.key));
         }
+        let lost = !loaded && node.failed;
         (node.life, node.sum, node.listed, node.failed) = (Life::Resident, sum, false, false);
+        if lost {
+            // What its tier does not give is no copy: it is written there anew.
+            self.set_place(id, from, Place(0));
+        }
+        let node = self.index.node(id);
         let namespace = node.namespace;
         let bytes = self.shape(namespace).bytes();
         let of = self.figures_of(namespace);
