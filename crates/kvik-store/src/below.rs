@@ -130,10 +130,21 @@ impl TierOwner for Blocks {
         }
     }
 
+    fn knows(&self, identity: &Identity, place: Place) -> bool {
+        lock(&self.state).at(identity, Where::Log, place).is_some()
+    }
+
     fn dropped(&self, identity: &Identity, place: Place) {
         let mut state = lock(&self.state);
         if let Some(id) = state.at(identity, Where::Log, place) {
             state.lose_place(id, Where::Log);
+        }
+    }
+
+    fn gone(&self, from: Place, to: Place) {
+        let mut first = 0;
+        while let Some(next) = lock(&self.state).lose_places(Where::Log, first, from..to) {
+            first = next;
         }
     }
 }
@@ -222,6 +233,9 @@ impl TierOwner for FarOwner {
             state.lose_place(id, Where::Object);
         }
     }
+
+    // What an object holds is told by its end, or found missing block by block.
+    fn gone(&self, _from: Place, _to: Place) {}
 
     fn freed(&self) -> Vec<Place> {
         let mut freed = std::mem::take(&mut lock(&self.blocks.state).freed);

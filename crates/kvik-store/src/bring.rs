@@ -211,7 +211,7 @@ impl Store {
                 below.pulse.end();
                 loaded
             }
-            _ => Ok(None),
+            _ => Err(crate::slab_gone()),
         };
         let took = began.elapsed();
         if let Ok(Some(_)) = loaded {
@@ -246,6 +246,10 @@ impl Store {
             }
             Ok(None) => {
                 state.abandon(filling);
+                // Its tier has it no longer. Else it would be known and be missed for ever, and count as durable.
+                if let Some(id) = state.at(identity, tier, place) {
+                    state.lose_place(id, tier);
+                }
                 false
             }
             Err(error) => {
@@ -274,5 +278,33 @@ impl Store {
         drop(state);
         self.note_change();
         here
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::write::tests::{KEY, open, put, write};
+    use std::time::Duration;
+
+    #[test]
+    fn a_block_whose_segment_is_gone_is_not_known_any_more() {
+        let folder = std::env::temp_dir().join(format!("kvik-store-gone-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&folder));
+        let store = open(&folder);
+        write(&store, put(&store), |_| {});
+        drop(store);
+        let store = open(&folder);
+        let id = store.state().index.find(0, &KEY).unwrap();
+        // A place in a segment that was removed, which nobody told.
+        store.state().index.node_mut(id).place = 99 << 32;
+        let until = Instant::now() + Duration::from_secs(20);
+        assert_eq!(store.bring_one(0, &KEY, until).unwrap(), Brought::Missing);
+        assert_eq!(store.contains(0, &[KEY]).unwrap(), [false]);
+        // So a put writes it anew.
+        write(&store, put(&store), |_| {});
+        drop(store);
+        assert_eq!(open(&folder).contains(0, &[KEY]).unwrap(), [true]);
+        drop(std::fs::remove_dir_all(&folder));
     }
 }

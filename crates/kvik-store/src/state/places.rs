@@ -4,6 +4,10 @@ use super::State;
 use crate::figures::Where;
 use crate::index::{Id, Life};
 use crate::{Identity, Place};
+use std::ops::Range;
+
+/// Blocks that are looked at while the lock is held once.
+const AT_ONCE: Id = 1 << 14;
 
 impl State {
     /// Where a block lies in a tier below is known now; place 0 is nowhere.
@@ -81,6 +85,20 @@ impl State {
         let wanted = used || node.kept_until > 0;
         self.wanted = if wanted { self.wanted + identity.shape.bytes() } else { 0 };
         wanted
+    }
+
+    /// No block is in these places of a tier any more, of some blocks that are looked at from this one on: the first of
+    /// those that are left, if any are.
+    pub fn lose_places(&mut self, tier: Where, first: Id, places: Range<Place>) -> Option<Id> {
+        let end = self.index.end().min(first.saturating_add(AT_ONCE));
+        for id in first..end {
+            let node = self.index.node(id);
+            let known = !matches!(node.life, Life::Free | Life::Leaving);
+            if known && node.place_in(tier).is_some_and(|place| places.contains(&place)) {
+                self.lose_place(id, tier);
+            }
+        }
+        (end < self.index.end()).then_some(end)
     }
 
     /// A block is no longer in a tier below; where no other one has it, it is gone.
