@@ -234,6 +234,9 @@ impl Store {
         loaded: Result<Option<Box<[u64]>>>,
     ) -> bool {
         let mut state = self.state();
+        if state.was_overtaken(&filling) {
+            return false;
+        }
         let here = match loaded {
             Ok(Some(sums)) => {
                 *state.counts.loaded_from(tier) += 1;

@@ -7,7 +7,7 @@
 
 use crate::BlockKey;
 use crate::figures::{Cause, Where};
-use crate::index::{Id, Node};
+use crate::index::{Id, Life, Node};
 use crate::state::{Filling, Reserved};
 use crate::store::{Store, check_keys};
 use crate::sums::{summed_layers, sums_after};
@@ -85,7 +85,12 @@ impl Store {
         let mut again = false;
         for (at, key) in all.keys.iter().enumerate() {
             let is_brought = |below: &Node| {
-                again |= below.failed || if below.place != 0 { stopped } else { shut };
+                let gives_none = if below.place != 0 { stopped } else { shut };
+                if below.life == Life::Loading {
+                    // Of an object store a read ends by itself.
+                    return below.place != 0 && gives_none;
+                }
+                again |= below.failed || gives_none;
                 again
             };
             match state.reserve(namespace, before, *key, is_brought) {
@@ -285,7 +290,7 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::Life;
+    use crate::Place;
     use crate::write::tests::{KEY, fill, open, put, write};
     use crate::write::{Awaited, PATIENCE};
 
@@ -328,6 +333,35 @@ mod tests {
             assert_eq!(durable.join().unwrap().unwrap(), 1);
         });
         assert!(store.state().index.node(id).place > place);
+        drop(store);
+        drop(std::fs::remove_dir_all(&folder));
+    }
+
+    #[test]
+    fn a_load_that_hangs_keeps_its_slot_and_not_its_block() {
+        let folder = std::env::temp_dir().join(format!("kvik-store-hanging-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&folder));
+        let store = open(&folder);
+        write(&store, put(&store), |_| {});
+        drop(store);
+        let store = open(&folder);
+        let mut state = store.state();
+        let id = state.index.find(0, &KEY).unwrap();
+        let hanging = state.begin(id, Life::Loading).unwrap().unwrap();
+        let (slot, used) = (hanging.slot, state.used());
+        assert!(matches!(state.reserve(0, None, KEY, |_| false), Ok(Reserved::Here)));
+        let Ok(Reserved::New(filling)) = state.reserve(0, None, KEY, |_| true) else { panic!("it is known") };
+        assert!(filling.slot != slot && state.used() == 2 * used);
+        drop(state);
+        fill(&store, filling);
+        let (place, identity) = {
+            let state = store.state();
+            (Place(state.index.node(id).place), state.identity(id))
+        };
+        assert!(!store.note_loaded(hanging, Where::Log, place, &identity, Ok(Some(Box::new([1])))));
+        assert!(store.is_in_memory(0, &KEY) && store.state().used() == used);
+        // What has come is what was put.
+        write(&store, id, |_| {});
         drop(store);
         drop(std::fs::remove_dir_all(&folder));
     }

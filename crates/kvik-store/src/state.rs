@@ -9,10 +9,11 @@
 //!                                         Below -> Loading        remove: Leaving until nobody reads it
 //! ```
 //!
-//! A block whose tier does not give it goes from Below to Filling when it is put again, and back there when it is abandoned.
+//! A block whose tier does not give it goes from Below to Filling when it is put again, and back there when it is abandoned;
+//! from Loading too, where the tier has stopped: the load that hangs has its slot until it ends, and no block any more.
 //!
 //! Invariants:
-//! - Only [`Filling`] gives access to a slot before its block is published, and there is one of it for each such block;
+//! - Only [`Filling`] gives access to a slot before its block is published, and there is one of it for each such slot;
 //!   only [`State::pin`] gives access afterwards, and to resident blocks only. So bytes that are not whole and summed
 //!   are read by nobody.
 //! - A block that is pinned, filling or loading is not evicted; its slot is its own until the last of them lets go.
@@ -84,6 +85,8 @@ pub(crate) struct State {
     pub freed: Vec<Place>,
     /// Bytes of blocks that somebody reads.
     pub lent: u64,
+    /// Slots of loads that hang, and whose blocks were brought by others, with the share that they count for.
+    hanging: Vec<(Slot, usize, u64)>,
     /// Removals that a tier has not confirmed, by tier.
     pub unsaid: [Unsaid; Where::ALL.len()],
     /// Seconds since the store began.
@@ -123,6 +126,7 @@ impl State {
             kept: BTreeSet::new(),
             freed: Vec::new(),
             lent: 0,
+            hanging: Vec::new(),
             unsaid: Default::default(),
             now: 0,
         }
@@ -149,8 +153,8 @@ impl State {
 
     // ---- coming ----
 
-    /// Looks at a block that somebody wants to bring, behind `parent`. One that lies below is here, unless it
-    /// `is_brought` again.
+    /// Looks at a block that somebody wants to bring, behind `parent`. One that lies below, or is on its way from there,
+    /// is here, unless it `is_brought` again.
     ///
     /// # Errors
     /// The machine has no memory.
@@ -159,15 +163,20 @@ impl State {
         namespace: u16,
         parent: Option<Id>,
         key: BlockKey,
-        is_brought: impl FnOnce(&Node) -> bool,
+        mut is_brought: impl FnMut(&Node) -> bool,
     ) -> Result<Reserved> {
         if let Some(id) = self.index.find(namespace, &key) {
             return Ok(match self.index.node(id).life {
                 Life::Filling => Reserved::Busy,
-                Life::Below if is_brought(self.index.node(id)) => match self.begin(id, Life::Filling)? {
-                    Ok(filling) => Reserved::New(filling),
-                    Err(cause) => Reserved::NoRoom(cause),
-                },
+                life @ (Life::Below | Life::Loading) if is_brought(self.index.node(id)) => {
+                    if life == Life::Loading {
+                        self.overtake(id);
+                    }
+                    match self.begin(id, Life::Filling)? {
+                        Ok(filling) => Reserved::New(filling),
+                        Err(cause) => Reserved::NoRoom(cause),
+                    }
+                }
                 _ => Reserved::Here,
             });
         }

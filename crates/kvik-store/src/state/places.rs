@@ -1,8 +1,9 @@
 //! Where blocks lie below memory: in the log, in the object store, or in both.
 
-use super::State;
+use super::{Filling, State};
 use crate::figures::Where;
-use crate::index::{Id, Life};
+use crate::index::{Id, Life, NO_SLAB};
+use crate::slab::Slot;
 use crate::{Identity, Place};
 use std::ops::Range;
 
@@ -46,6 +47,27 @@ impl State {
         let node = self.index.node_mut(id);
         (*node.place_mut(tier), node.used_at) = (place.0, now);
         parent.iter().for_each(|parent| self.hold_or_release(*parent));
+        true
+    }
+
+    /// A load hangs whose block somebody else is to bring: that one lies below again. What hangs may still write to its
+    /// slot, which is nobody's until then.
+    pub fn overtake(&mut self, id: Id) {
+        let share = self.share(self.index.node(id).namespace);
+        let bytes = self.shape(self.index.node(id).namespace).bytes();
+        let node = self.index.node_mut(id);
+        let slot = Slot { slab: std::mem::replace(&mut node.slab, NO_SLAB), slot: node.slot };
+        node.life = Life::Below;
+        self.slabs.disown(slot);
+        self.hanging.push((slot, share, bytes));
+    }
+
+    /// A load has ended. Whether somebody else had begun to bring its block: its slot is free then, and that is all.
+    pub fn was_overtaken(&mut self, load: &Filling) -> bool {
+        let Some(at) = self.hanging.iter().position(|(slot, ..)| *slot == load.slot) else { return false };
+        let (slot, share, bytes) = self.hanging.swap_remove(at);
+        self.slabs.free(slot);
+        self.shares[share].used -= bytes;
         true
     }
 
