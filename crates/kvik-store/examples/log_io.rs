@@ -43,6 +43,8 @@ impl TierOwner for Owner {
         false
     }
     fn moved(&self, _: &Identity, _: Place, _: Place) {}
+    fn gone(&self, _: Place, _: Place) {}
+
     fn dropped(&self, _: &Identity, _: Place) {}
 }
 

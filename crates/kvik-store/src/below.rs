@@ -9,13 +9,13 @@ use crate::crew::{Crew, Work};
 use crate::figures::Where;
 use crate::object::{ObjectOptions, Objects};
 use crate::pulse::Pulse;
-use crate::state::{Gone, State};
+use crate::state::State;
 use crate::store::Store;
 use crate::sync::lock;
 use crate::tenants::Known;
 use crate::tier::{Found, Identity, Place, Tier, TierOwner};
 use crate::write::Soon;
-use crate::{BlockKey, Log, NamespaceId, Shape};
+use crate::{Log, NamespaceId, Shape};
 use early::Early;
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
@@ -115,7 +115,8 @@ impl TierOwner for Blocks {
                 if let Some(number) = state.tenants.find(&id) {
                     state.forget_all(|namespace| namespace == number);
                     // It may have gone for one that is told of next.
-                    state.forget_namespaces(&[id]);
+                    let State { tenants, index, .. } = &mut *state;
+                    tenants.forget(&[id], |namespace| index.taken_for(namespace) == 0);
                 }
             }
         }
@@ -132,10 +133,21 @@ impl TierOwner for Blocks {
         }
     }
 
+    fn knows(&self, identity: &Identity, place: Place) -> bool {
+        lock(&self.state).at(identity, Where::Log, place).is_some()
+    }
+
     fn dropped(&self, identity: &Identity, place: Place) {
         let mut state = lock(&self.state);
         if let Some(id) = state.at(identity, Where::Log, place) {
             state.lose_place(id, Where::Log);
+        }
+    }
+
+    fn gone(&self, from: Place, to: Place) {
+        let mut first = 0;
+        while let Some(next) = lock(&self.state).lose_places(Where::Log, first, from..to) {
+            first = next;
         }
     }
 }
@@ -225,6 +237,9 @@ impl TierOwner for FarOwner {
         }
     }
 
+    // What an object holds is told by its end, or found missing block by block.
+    fn gone(&self, _from: Place, _to: Place) {}
+
     fn freed(&self) -> Vec<Place> {
         let mut freed = std::mem::take(&mut lock(&self.blocks.state).freed);
         freed.extend(self.early.left());
@@ -308,60 +323,66 @@ impl Store {
         self.far().iter().for_each(|far| far.close());
     }
 
-    /// Takes blocks out of the log too.
+    /// Takes whole namespaces out of the log too.
     ///
     /// # Errors
     /// What the tier says, `DeadlineExceeded`; the blocks are gone from memory all the same.
-    pub fn remove_below(&self, gone: &[Gone]) -> Result<()> {
-        // One without a place may be in the log all the same: it is being written, or its disk has failed to sync it.
-        let gone: Vec<BlockKey> = gone.iter().map(|gone| gone.key).collect();
-        self.say(gone, |log, key, within| log.remove(key, within))
+    pub fn clear_below(&self, namespaces: &[NamespaceId], by: Instant) -> Result<()> {
+        let (of, left) = (namespaces.to_vec(), move || by.saturating_duration_since(Instant::now()));
+        let all = move |log: &Log| {
+            let places =
+                of.iter().map(|one| log.remove_namespace(one, left())).collect::<Result<Vec<Place>>>()?;
+            log.sync(&places, left())
+        };
+        self.have_said(by, all)
     }
 
-    /// The same for whole namespaces.
+    /// Has one of the threads that write say something in the log, and waits for it. Where none has begun by then, it is
+    /// dropped.
     ///
     /// # Errors
-    /// As for [`Store::remove_below`].
-    pub fn clear_below(&self, namespaces: &[NamespaceId]) -> Result<()> {
-        self.say(namespaces.to_vec(), |log, namespace, within| log.remove_namespace(namespace, within))
-    }
-
-    /// Has one of the threads that write say something of each of these in the tier, and waits until it is durable.
-    fn say<T: Send + 'static>(&self, of: Vec<T>, say: fn(&Log, &T, Duration) -> Result<Place>) -> Result<()> {
-        let Some(below) = self.below().filter(|_| !of.is_empty()) else { return Ok(()) };
-        let (until, (tell, told)) = (Instant::now() + REMOVAL, channel());
-        let left = move || until.saturating_duration_since(Instant::now());
-        let all = move |log: &Log| {
-            let places: Result<Vec<Place>> = of.iter().map(|one| say(log, one, left())).collect();
+    /// Its own, `DeadlineExceeded`.
+    pub fn have_said(
+        &self,
+        by: Instant,
+        say: impl FnOnce(&Log) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let Some(below) = self.below() else { return Ok(()) };
+        let (tell, told) = channel();
+        let all = move |store: &Store| {
             // Who asked may wait no longer.
-            drop(tell.send(places.and_then(|places| log.sync(&places, left()))));
+            if let Some(below) = store.below() {
+                drop(tell.send(say(&below.log)));
+            }
         };
         let saying = Arc::new(Saying(Mutex::new(Some(Box::new(all)))));
         below.writers.offer(saying.clone());
-        told.recv_timeout(REMOVAL).unwrap_or_else(|_| {
+        told.recv_timeout(by.saturating_duration_since(Instant::now())).unwrap_or_else(|_| {
             // What was not begun must not come behind what is stored from now on.
             drop(lock(&saying.0).take());
-            let text = format!(
-                "what was removed may still be in the log in {}, and be found after a restart: remove it again, and look \
-                 whether that disk answers",
-                below.log.name()
-            );
-            Err(Error::new(Code::DeadlineExceeded, text))
+            Err(Error::new(Code::DeadlineExceeded, "it was not said in time"))
         })
+    }
+
+    /// Has one of the threads that write to a tier do something, for which nobody waits.
+    pub fn have_done(&self, to: Where, work: impl FnOnce(&Store) + Send + 'static) {
+        let (log, far) = (self.below().map(|below| &below.writers), self.far().map(|far| &far.writers));
+        let saying = Arc::new(Saying(Mutex::new(Some(Box::new(work)))));
+        if let Some(writers) = if to == Where::Object { far } else { log } {
+            writers.offer(saying);
+        }
     }
 }
 
 /// Something to write that is no block, once.
 struct Saying(Mutex<Option<Say>>);
 
-type Say = Box<dyn FnOnce(&Log) + Send>;
+type Say = Box<dyn FnOnce(&Store) + Send>;
 
 impl Work<Store> for Saying {
     fn step(&self, store: &Store) {
         let say = lock(&self.0).take();
-        if let (Some(say), Some(below)) = (say, store.below()) {
-            say(&below.log);
-        }
+        say.into_iter().for_each(|say| say(store));
     }
 
     fn has_more(&self) -> bool {

@@ -149,7 +149,7 @@ impl Store {
     /// what it brought before.
     fn window(&self, namespace: u16, keys: &[BlockKey]) -> (usize, usize) {
         let state = self.state();
-        let most = most(state.slabs.capacity(), state.shape(namespace).bytes());
+        let most = most(state.slabs.capacity(), state.tenants.shape(namespace).bytes());
         let (mut count, mut missing) = (0, 0);
         while let Some(id) = keys.get(count).and_then(|key| state.index.find(namespace, key))
             && missing < most
@@ -171,7 +171,7 @@ impl Store {
                 Life::Resident if waited => return Ok(Brought::Loaded),
                 Life::Resident => return Ok(Brought::Here),
                 Life::Below if state.index.node(id).place != 0 => {
-                    let identity = state.identity(id);
+                    let identity = state.tenants.identity(&state.index, id);
                     let place = Place(state.index.node(id).place);
                     let Ok(filling) = state.begin(id, Life::Loading)? else { return Ok(Brought::Missing) };
                     let at = state.slabs.bytes(filling.slot);
@@ -211,7 +211,7 @@ impl Store {
                 below.pulse.end();
                 loaded
             }
-            _ => Ok(None),
+            _ => Err(crate::slab_gone()),
         };
         let took = began.elapsed();
         if let Ok(Some(_)) = loaded {
@@ -234,6 +234,9 @@ impl Store {
         loaded: Result<Option<Box<[u64]>>>,
     ) -> bool {
         let mut state = self.state();
+        if state.was_overtaken(&filling) {
+            return false;
+        }
         let here = match loaded {
             Ok(Some(sums)) => {
                 *state.counts.loaded_from(tier) += 1;
@@ -246,6 +249,10 @@ impl Store {
             }
             Ok(None) => {
                 state.abandon(filling);
+                // Its tier has it no longer. Else it would be known and be missed for ever, and count as durable.
+                if let Some(id) = state.at(identity, tier, place) {
+                    state.lose_place(id, tier);
+                }
                 false
             }
             Err(error) => {
@@ -261,8 +268,8 @@ impl Store {
                     level,
                     "block {key} is not served from the tier {tier_name}: {error} ({corrupt} wrong blocks so far)"
                 );
-                // Until it comes it may be put again.
-                state.index.node_mut(filling.id).failed = !wrong;
+                // Until it comes it may be put again. A tier that is left alone for now has the block still.
+                state.index.node_mut(filling.id).failed = !wrong && error.code != Code::StoreUnavailable;
                 state.abandon(filling);
                 // Where it was copied to meanwhile it is another record, of which nothing is known yet.
                 if wrong && let Some(id) = state.at(identity, tier, place) {
@@ -274,5 +281,33 @@ impl Store {
         drop(state);
         self.note_change();
         here
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::write::tests::{KEY, open, put, write};
+    use std::time::Duration;
+
+    #[test]
+    fn a_block_whose_segment_is_gone_is_not_known_any_more() {
+        let folder = std::env::temp_dir().join(format!("kvik-store-gone-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&folder));
+        let store = open(&folder);
+        write(&store, put(&store), |_| {});
+        drop(store);
+        let store = open(&folder);
+        let id = store.state().index.find(0, &KEY).unwrap();
+        // A place in a segment that was removed, which nobody told.
+        store.state().index.node_mut(id).place = 99 << 32;
+        let until = Instant::now() + Duration::from_secs(20);
+        assert_eq!(store.bring_one(0, &KEY, until).unwrap(), Brought::Missing);
+        assert_eq!(store.contains(0, &[KEY]).unwrap(), [false]);
+        // So a put writes it anew.
+        write(&store, put(&store), |_| {});
+        drop(store);
+        assert_eq!(open(&folder).contains(0, &[KEY]).unwrap(), [true]);
+        drop(std::fs::remove_dir_all(&folder));
     }
 }

@@ -9,15 +9,15 @@ use crate::below::Far;
 use crate::bring::most;
 use crate::figures::Where;
 use crate::index::{Id, Life};
-use crate::object::{Loaded, Objects, Wanted, runs};
-use crate::state::{Filling, Gone, State};
+use crate::object::{Loaded, Wanted, runs};
+use crate::state::{Filling, State};
 use crate::store::Store;
 use crate::tier::{Place, Tier};
 use crate::{BlockKey, NamespaceId};
 use kvik_core::{Code, Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// A block on its way from the object store. Dropped before it is there, it is where it was.
 struct Coming {
@@ -107,7 +107,7 @@ impl Far {
     /// Begins to bring a window of blocks: how many keys it has, and those that nobody else is bringing.
     fn begin(&self, store: &Store, namespace: u16, keys: &[BlockKey]) -> Result<(usize, Vec<Coming>)> {
         let mut state = store.state();
-        let (bytes, capacity) = (state.shape(namespace).bytes(), state.slabs.capacity());
+        let (bytes, capacity) = (state.tenants.shape(namespace).bytes(), state.slabs.capacity());
         // Changed under this lock, but by those that end.
         let has_room = || match self.coming.load(Ordering::Relaxed) {
             0 => true,
@@ -122,7 +122,7 @@ impl Far {
                 if !has_room() {
                     break;
                 }
-                let (place, identity) = (Place(node.object), state.identity(id));
+                let (place, identity) = (Place(node.object), state.tenants.identity(&state.index, id));
                 let filling = match state.begin(id, Life::Loading) {
                     Ok(Ok(filling)) => filling,
                     Ok(Err(_)) => break,
@@ -149,42 +149,14 @@ impl Far {
         failed.map_or(Ok((count, coming)), Err)
     }
 
-    /// Takes blocks out of the object store too.
+    /// Takes whole namespaces out of the object store too.
     ///
     /// # Errors
     /// `DeadlineExceeded` and what the tier says; the blocks are gone from here all the same.
-    pub fn remove(&self, gone: &[Gone], by: Instant) -> Result<()> {
-        let stored: Vec<BlockKey> =
-            gone.iter().filter(|gone| gone.object != 0).map(|gone| gone.key).collect();
-        self.say(&stored, by, |objects, key, within| objects.remove(key, within))
-    }
-
-    /// The same for whole namespaces.
-    ///
-    /// # Errors
-    /// As for [`Far::remove`].
     pub fn clear(&self, namespaces: &[NamespaceId], by: Instant) -> Result<()> {
-        self.say(namespaces, by, |objects, namespace, within| objects.remove_namespace(namespace, within))
-    }
-
-    fn say<T>(&self, of: &[T], by: Instant, say: fn(&Objects, &T, Duration) -> Result<Place>) -> Result<()> {
-        if of.is_empty() {
-            return Ok(());
-        }
         let left = || by.saturating_duration_since(Instant::now());
-        let all = || {
-            let places =
-                of.iter().map(|one| say(&self.objects, one, left())).collect::<Result<Vec<Place>>>()?;
-            self.objects.sync(&places, left())
-        };
-        all().map_err(|error| {
-            let text = format!(
-                "what was removed may still be in the object store at {}, and be found after a restart: remove it again \
-                 ({error})",
-                self.objects.name()
-            );
-            Error::new(error.code, text)
-        })
+        let removed = namespaces.iter().map(|one| self.objects.remove_namespace(one, left()));
+        self.objects.sync(&removed.collect::<Result<Vec<Place>>>()?, left())
     }
 
     /// Waits until all is known that the object store holds, so that what is removed now does not come back.

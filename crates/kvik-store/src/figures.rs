@@ -44,7 +44,7 @@ pub(crate) enum Cause {
     HeldByReaders,
     /// Nothing can go, and much of it was asked to stay.
     Pinned,
-    /// Nothing can go: it is on its way, or has others behind it.
+    /// Nothing can go: it is on its way, or has others behind it. Or its removal is still being said.
     InUse,
     /// Its bytes did not come.
     Lost,

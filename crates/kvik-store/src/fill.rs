@@ -6,8 +6,9 @@
 //! - What is published was summed after it arrived; what is served later is compared with that.
 
 use crate::BlockKey;
-use crate::figures::Cause;
-use crate::index::{Id, Node};
+use crate::figures::{Cause, Where};
+use crate::index::{Id, Life, Node};
+use crate::removing::Removing;
 use crate::state::{Filling, Reserved};
 use crate::store::{Store, check_keys};
 use crate::sums::{summed_layers, sums_after};
@@ -85,7 +86,12 @@ impl Store {
         let mut again = false;
         for (at, key) in all.keys.iter().enumerate() {
             let is_brought = |below: &Node| {
-                again |= below.failed || if below.place != 0 { stopped } else { shut };
+                let gives_none = if below.place != 0 { stopped } else { shut };
+                if below.life == Life::Loading {
+                    // Of an object store a read ends by itself.
+                    return below.place != 0 && gives_none;
+                }
+                again |= below.failed || gives_none;
                 again
             };
             match state.reserve(namespace, before, *key, is_brought) {
@@ -127,7 +133,7 @@ impl Reservation {
         published: impl Fn(Vec<(Id, BlockKey)>),
     ) -> Result<Stored> {
         let until = Instant::now() + deadline;
-        let mut windows = Windows::new(self.store.state().shape(self.namespace).bytes());
+        let mut windows = Windows::new(self.store.state().tenants.shape(self.namespace).bytes());
         let mut ahead = VecDeque::new();
         let mut stored = 0;
         loop {
@@ -171,13 +177,13 @@ impl Reservation {
         let mut failed = None;
         for (slab, places, fillings) in slabs {
             if failed.is_some() {
-                self.store.abandon(fillings);
+                abandon(fillings, &self.store);
                 continue;
             }
             match self.read(slab, &fillings, places, ticket, until) {
                 Ok((pages, transfer)) => window.groups.push(Group { pages, fillings, transfer }),
                 Err(error) => {
-                    self.store.abandon(fillings);
+                    abandon(fillings, &self.store);
                     failed = Some(error);
                 }
             }
@@ -229,6 +235,8 @@ impl Window {
                     stored.push((id, state.index.node(id).key));
                 }
             }
+            drop(state);
+            self.store.note_change();
         }
         Ok(stored)
     }
@@ -241,7 +249,7 @@ impl Drop for Window {
             group.transfer.cancel();
             // Its outcome is of no interest any more: when this returns, nothing on this side touches the slots.
             drop(group.transfer.wait(None));
-            self.store.abandon(group.fillings);
+            abandon(group.fillings, &self.store);
         }
     }
 }
@@ -250,7 +258,7 @@ impl Drop for Reservation {
     /// What was not brought is not there; what was is like any other, also where the put failed later.
     fn drop(&mut self) {
         let left = self.new.drain(..).map(|(_, filling)| filling).collect();
-        self.store.abandon(left);
+        abandon(left, &self.store);
         let mut state = self.store.state();
         for key in self.keys.iter().rev() {
             if let Some(id) = state.index.find(self.namespace, key) {
@@ -260,20 +268,31 @@ impl Drop for Reservation {
     }
 }
 
-impl Store {
-    /// The bytes of these did not come. From the last one to the first: those behind go before their parents.
-    fn abandon(&self, fillings: Vec<Filling>) {
-        let mut state = self.state();
-        state.figures.refuse(Cause::Lost, fillings.len() as u64);
-        fillings.into_iter().rev().for_each(|filling| state.abandon(filling));
+/// The bytes of these did not come. From the last one to the first: those behind go before their parents.
+fn abandon(fillings: Vec<Filling>, store: &Store) {
+    let mut state = store.state();
+    state.figures.refuse(Cause::Lost, fillings.len() as u64);
+    let mut removed = Vec::new();
+    for filling in fillings.into_iter().rev() {
+        let key = state.index.node(filling.id).key;
+        let tiers = [Where::Log, Where::Object];
+        removed.extend(
+            tiers.into_iter().filter(|tier| state.unsaid.of(*tier).has(&key)).map(|tier| (tier, key)),
+        );
+        state.abandon(filling);
     }
+    drop(state);
+    Removing(store).soon(removed);
+    store.note_change();
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::index::Life;
-    use crate::write::tests::{KEY, open, put, write};
+    use crate::Place;
+    use crate::tier::PATIENCE;
+    use crate::write::Awaited;
+    use crate::write::tests::{KEY, fill, open, put, write};
 
     #[test]
     fn a_put_of_what_does_not_come_from_below_brings_it_or_leaves_it_there() {
@@ -295,10 +314,53 @@ mod tests {
         assert_eq!(store.state().index.node(id).life, Life::Below);
         let mut reservation = store.reserve(0, None, &[KEY]).unwrap();
         let (_, filling) = reservation.new.pop_front().unwrap();
-        assert!(store.state().publish(filling, 1));
+        let place = store.state().index.node(id).place;
+        fill(&store, filling);
         drop(reservation);
         assert_eq!(store.life(0, &KEY), Some(Life::Resident));
         assert_eq!((found(&store), store.state().index.node(id).failed), ((1, 0), false));
+        // The log could not read its copy, so that is none: a durable put writes another one.
+        assert_eq!(store.state().index.node(id).place, 0);
+        let awaited = Awaited::new(Instant::now() + PATIENCE);
+        std::thread::scope(|scope| {
+            let durable = scope.spawn(|| store.make_durable(0, &[KEY], &awaited));
+            let writers = &store.below().unwrap().writers;
+            writers.close();
+            while !durable.is_finished() {
+                writers.serve(&store);
+            }
+            assert_eq!(durable.join().unwrap().unwrap(), 1);
+        });
+        assert!(store.state().index.node(id).place > place);
+        drop(store);
+        drop(std::fs::remove_dir_all(&folder));
+    }
+
+    #[test]
+    fn a_load_that_hangs_keeps_its_slot_and_not_its_block() {
+        let folder = std::env::temp_dir().join(format!("kvik-store-hanging-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&folder));
+        let store = open(&folder);
+        write(&store, put(&store), |_| {});
+        drop(store);
+        let store = open(&folder);
+        let mut state = store.state();
+        let id = state.index.find(0, &KEY).unwrap();
+        let hanging = state.begin(id, Life::Loading).unwrap().unwrap();
+        let (slot, used) = (hanging.slot, state.used());
+        assert!(matches!(state.reserve(0, None, KEY, |_| false), Ok(Reserved::Here)));
+        let Ok(Reserved::New(filling)) = state.reserve(0, None, KEY, |_| true) else { panic!("it is known") };
+        assert!(filling.slot != slot && state.used() == 2 * used);
+        drop(state);
+        fill(&store, filling);
+        let (place, identity) = {
+            let state = store.state();
+            (Place(state.index.node(id).place), state.tenants.identity(&state.index, id))
+        };
+        assert!(!store.note_loaded(hanging, Where::Log, place, &identity, Ok(Some(Box::new([1])))));
+        assert!(store.life(0, &KEY) == Some(Life::Resident) && store.state().used() == used);
+        // What has come is what was put.
+        write(&store, id, |_| {});
         drop(store);
         drop(std::fs::remove_dir_all(&folder));
     }

@@ -68,7 +68,7 @@ pub(crate) struct Node {
     pub used: bool,
     /// The policy knows that it is in memory.
     pub listed: bool,
-    /// It lies below, and did not come from there when it was asked for last.
+    /// It lies below, and could not be read there when it was asked for last.
     pub failed: bool,
     parent: Id,
     child: Id,

@@ -83,7 +83,7 @@ impl Tally {
             return;
         };
         self.counted = true;
-        let bytes = state.shape(namespace).bytes();
+        let bytes = state.tenants.shape(namespace).bytes();
         state.counts.misses += self.misses;
         let of = state.figures_of(namespace);
         let found: u64 = self.hits.iter().sum();

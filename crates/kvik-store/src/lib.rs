@@ -45,6 +45,7 @@ pub mod policy;
 mod pulse;
 mod put;
 mod remote;
+mod removing;
 pub mod replay;
 mod scan;
 #[cfg(test)]
@@ -64,6 +65,7 @@ mod survey_tests;
 mod sync;
 mod tenants;
 mod tier;
+mod unsaid;
 mod windows;
 mod wire;
 #[cfg(test)]

@@ -30,7 +30,7 @@ metrics_table! {
     IDLE Histogram "kvik_store_evicted_idle_seconds" []
         "Seconds from when a block was stored or last read until it made room in memory. To the second.";
     REFUSED_BLOCKS Counter "kvik_store_refused_blocks_total" ["cause"]
-        "Blocks of puts that were not taken: parent_missing (the one before them is not here), quota (all that the tenant may have is in use), not_admitted (not worth another block's place so far), or because nothing could go: held_by_readers or pinned, where these have a quarter of the memory, or else in_use (on its way, or with others behind it). lost: their bytes did not come.";
+        "Blocks of puts that were not taken: parent_missing (the one before them is not here), quota (all that the tenant may have is in use), not_admitted (not worth another block's place so far), or because nothing could go: held_by_readers or pinned, where these have a quarter of the memory, or else in_use (on its way, being removed, or with others behind it). lost: their bytes did not come.";
     REFUSED Counter "kvik_store_refused_requests_total" ["code"]
         "Requests that were answered with an error, by its code: protocol_error for one that is malformed, namespace_unknown for a namespace that was not opened, memory_cap_reached for too many at once.";
     CORRUPT Counter "kvik_store_corrupt_blocks_total" []

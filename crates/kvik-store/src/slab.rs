@@ -158,6 +158,13 @@ impl Slabs {
         }
     }
 
+    /// A slot is nobody's, and is not free yet.
+    pub fn disown(&mut self, slot: Slot) {
+        if let Some(slab) = &mut self.slabs[usize::from(slot.slab)] {
+            slab.owners[slot.slot as usize] = NONE;
+        }
+    }
+
     /// Which class a slot is of.
     pub fn class(&self, slot: Slot) -> Option<Class> {
         self.slabs[usize::from(slot.slab)].as_ref().map(|slab| slab.class)

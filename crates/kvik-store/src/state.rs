@@ -9,16 +9,16 @@
 //!                                         Below -> Loading        remove: Leaving until nobody reads it
 //! ```
 //!
-//! A block whose tier does not give it goes from Below to Filling when it is put again, and back there when it is abandoned.
+//! A block whose tier does not give it goes from Below to Filling when it is put again, and back there when it is abandoned;
+//! from Loading too, where the tier has stopped: the load that hangs has its slot until it ends, and no block any more.
 //!
 //! Invariants:
-//! - Only [`Filling`] gives access to a slot before its block is published, and there is one of it for each such block;
+//! - Only [`Filling`] gives access to a slot before its block is published, and there is one of it for each such slot;
 //!   only [`State::pin`] gives access afterwards, and to resident blocks only. So bytes that are not whole and summed
 //!   are read by nobody.
 //! - A block that is pinned, filling or loading is not evicted; its slot is its own until the last of them lets go.
 //! - A block is here only while its parent is: whoever goes takes what comes after it along.
 
-mod namespaces;
 mod places;
 
 use crate::figures::{Cause, Figures, OfTenant, Where};
@@ -27,7 +27,8 @@ use crate::policy::PolicyKind;
 use crate::share::{Share, makes_room, why_full};
 use crate::slab::{Class, Slabs, Slot};
 use crate::tenants::Tenants;
-use crate::{BlockKey, Counts, Place, Shape};
+use crate::unsaid::Removals;
+use crate::{BlockKey, Counts, Place};
 use kvik_core::Result;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -79,11 +80,15 @@ pub(crate) struct State {
     /// Bytes of blocks that were found worth their room below since one was not.
     wanted: u64,
     /// Blocks that are to stay, by the second in which that ends.
-    kept: BTreeSet<(u32, Id)>,
+    pub kept: BTreeSet<(u32, Id)>,
     /// Places in the object store whose blocks are not known any more, until that tier takes them.
     pub freed: Vec<Place>,
     /// Bytes of blocks that somebody reads.
     pub lent: u64,
+    /// Slots of loads that hang, and whose blocks were brought by others, with the share that they count for.
+    hanging: Vec<(Slot, usize, u64)>,
+    /// Removals that a tier has not confirmed.
+    pub unsaid: Removals,
     /// Seconds since the store began.
     now: u32,
 }
@@ -91,6 +96,15 @@ pub(crate) struct State {
 /// How long ago something was.
 fn seconds(now: u32, then: u32) -> Duration {
     Duration::from_secs(now.saturating_sub(then).into())
+}
+
+/// Whether a block's copy in memory may go.
+fn may_go(index: &Index, id: Id) -> bool {
+    let node = index.node(id);
+    node.life == Life::Resident
+        && node.pins == 0
+        && node.kept_until == 0
+        && (node.place != 0 || node.object != 0 || !index.has_children(id))
 }
 
 /// What a policy knows a block by, apart from its number.
@@ -121,6 +135,8 @@ impl State {
             kept: BTreeSet::new(),
             freed: Vec::new(),
             lent: 0,
+            hanging: Vec::new(),
+            unsaid: Removals::default(),
             now: 0,
         }
     }
@@ -128,10 +144,6 @@ impl State {
     fn share(&self, namespace: u16) -> usize {
         let tenant = usize::from(self.tenants.namespace(namespace).tenant);
         self.share_of.get(tenant).copied().unwrap_or(0)
-    }
-
-    pub fn shape(&self, namespace: u16) -> Shape {
-        self.tenants.namespace(namespace).shape
     }
 
     /// The figures of a namespace's tenant.
@@ -146,8 +158,8 @@ impl State {
 
     // ---- coming ----
 
-    /// Looks at a block that somebody wants to bring, behind `parent`. One that lies below is here, unless it
-    /// `is_brought` again.
+    /// Looks at a block that somebody wants to bring, behind `parent`. One that lies below, or is on its way from there,
+    /// is here, unless it `is_brought` again.
     ///
     /// # Errors
     /// The machine has no memory.
@@ -156,17 +168,25 @@ impl State {
         namespace: u16,
         parent: Option<Id>,
         key: BlockKey,
-        is_brought: impl FnOnce(&Node) -> bool,
+        mut is_brought: impl FnMut(&Node) -> bool,
     ) -> Result<Reserved> {
         if let Some(id) = self.index.find(namespace, &key) {
             return Ok(match self.index.node(id).life {
                 Life::Filling => Reserved::Busy,
-                Life::Below if is_brought(self.index.node(id)) => match self.begin(id, Life::Filling)? {
-                    Ok(filling) => Reserved::New(filling),
-                    Err(cause) => Reserved::NoRoom(cause),
-                },
+                life @ (Life::Below | Life::Loading) if is_brought(self.index.node(id)) => {
+                    if life == Life::Loading {
+                        self.overtake(id);
+                    }
+                    match self.begin(id, Life::Filling)? {
+                        Ok(filling) => Reserved::New(filling),
+                        Err(cause) => Reserved::NoRoom(cause),
+                    }
+                }
                 _ => Reserved::Here,
             });
+        }
+        if self.unsaid.are_saying(&key) {
+            return Ok(Reserved::NoRoom(Cause::InUse));
         }
         let id = self.index.add(key, parent, namespace, Life::Filling);
         parent.iter().for_each(|parent| self.hold_or_release(*parent));
@@ -182,7 +202,7 @@ impl State {
 
     /// Blocks were asked to be kept that cannot be, since the one before them is not.
     pub fn ask_for(&mut self, namespace: u16, keys: &[BlockKey]) {
-        let (share, bytes) = (self.share(namespace), self.shape(namespace).bytes() as u32);
+        let (share, bytes) = (self.share(namespace), self.tenants.shape(namespace).bytes() as u32);
         for key in keys {
             if self.index.find(namespace, key).is_none() {
                 self.shares[share].policy.admits(fingerprint(key), bytes);
@@ -218,10 +238,17 @@ impl State {
         let from = if node.place != 0 { Where::Log } else { Where::Object };
         if !loaded {
             node.used_at = now;
+            self.unsaid.put_again(&node.key);
         }
+        let lost = !loaded && node.failed;
         (node.life, node.sum, node.listed, node.failed) = (Life::Resident, sum, false, false);
+        if lost {
+            // What its tier does not give is no copy: it is written there anew.
+            self.set_place(id, from, Place(0));
+        }
+        let node = self.index.node(id);
         let namespace = node.namespace;
-        let bytes = self.shape(namespace).bytes();
+        let bytes = self.tenants.shape(namespace).bytes();
         let of = self.figures_of(namespace);
         of.bytes_in[Where::Memory as usize] += bytes;
         of.bytes_out[from as usize] += if loaded { bytes } else { 0 };
@@ -261,7 +288,7 @@ impl State {
         node.pins += 1;
         let slot = Slot { slab: node.slab, slot: node.slot };
         let (first, namespace) = (node.pins == 1, node.namespace);
-        self.lent += if first { self.shape(namespace).bytes() } else { 0 };
+        self.lent += if first { self.tenants.shape(namespace).bytes() } else { 0 };
         self.hold_or_release(id);
         Some(slot)
     }
@@ -270,7 +297,7 @@ impl State {
         let node = self.index.node_mut(id);
         node.pins = node.pins.saturating_sub(1);
         let (last, namespace, life) = (node.pins == 0, node.namespace, node.life);
-        let bytes = if last { self.shape(namespace).bytes() } else { 0 };
+        let bytes = if last { self.tenants.shape(namespace).bytes() } else { 0 };
         self.lent = self.lent.saturating_sub(bytes);
         match life {
             Life::Leaving => self.settle(id),
@@ -304,7 +331,7 @@ impl State {
         let node = self.index.node_mut(id);
         if node.life == Life::Resident && !std::mem::replace(&mut node.listed, true) {
             let (fingerprint, namespace) = (fingerprint(&node.key), node.namespace);
-            let (share, bytes) = (self.share(namespace), self.shape(namespace).bytes() as u32);
+            let (share, bytes) = (self.share(namespace), self.tenants.shape(namespace).bytes() as u32);
             self.shares[share].policy.insert(id, fingerprint, bytes);
             self.hold_or_release(id);
         }
@@ -317,7 +344,7 @@ impl State {
         if node.life != Life::Resident {
             return;
         }
-        let must_stay = !State::may_go(&self.index, id);
+        let must_stay = !may_go(&self.index, id);
         let share = self.share(node.namespace);
         match must_stay {
             true => self.shares[share].policy.hold(id),
@@ -336,7 +363,7 @@ impl State {
     /// what its tenant may have would be kept.
     pub fn keep(&mut self, id: Id, until: u32) -> bool {
         let Node { life, namespace, kept_until, .. } = *self.index.node(id);
-        let (share, bytes) = (self.share(namespace), self.shape(namespace).bytes());
+        let (share, bytes) = (self.share(namespace), self.tenants.shape(namespace).bytes());
         if life != Life::Resident {
             return false;
         }
@@ -358,7 +385,7 @@ impl State {
         let until = std::mem::take(&mut node.kept_until);
         let namespace = node.namespace;
         if self.kept.remove(&(until, id)) {
-            let (share, bytes) = (self.share(namespace), self.shape(namespace).bytes());
+            let (share, bytes) = (self.share(namespace), self.tenants.shape(namespace).bytes());
             self.shares[share].kept -= bytes;
             self.hold_or_release(id);
         }
@@ -414,7 +441,7 @@ impl State {
         if slab != NO_SLAB {
             let (slot, namespace) = (node.slot, node.namespace);
             self.slabs.free(Slot { slab, slot });
-            let (share, bytes) = (self.share(namespace), self.shape(namespace).bytes());
+            let (share, bytes) = (self.share(namespace), self.tenants.shape(namespace).bytes());
             self.shares[share].used -= bytes;
         }
     }
@@ -441,7 +468,7 @@ impl State {
     /// What is `new` has to be worth another one's place.
     fn place(&mut self, id: Id, new: bool) -> Result<Result<Slot, Cause>> {
         let namespace = self.index.node(id).namespace;
-        let (share, shape) = (self.share(namespace), self.shape(namespace));
+        let (share, shape) = (self.share(namespace), self.tenants.shape(namespace));
         let known = self.tenants.namespace(namespace);
         let apart = self.tenants.tenant(namespace).apart.then_some(known.tenant);
         let class = Class { shape, apart };
@@ -474,15 +501,6 @@ impl State {
         Ok(Err(why_full(&self.shares, self.lent)))
     }
 
-    /// Whether a block's copy in memory may go.
-    fn may_go(index: &Index, id: Id) -> bool {
-        let node = index.node(id);
-        node.life == Life::Resident
-            && node.pins == 0
-            && node.kept_until == 0
-            && (node.place != 0 || node.object != 0 || !index.has_children(id))
-    }
-
     /// The next block of a share goes; the slot that it had.
     fn evict(&mut self, share: usize) -> Option<Slot> {
         let id = self.shares[share].policy.victim()?;
@@ -494,7 +512,7 @@ impl State {
     fn admits(&mut self, share: usize, id: Id, new: bool) -> bool {
         let (fingerprint, bytes) = {
             let node = self.index.node(id);
-            (fingerprint(&node.key), self.shape(node.namespace).bytes() as u32)
+            (fingerprint(&node.key), self.tenants.shape(node.namespace).bytes() as u32)
         };
         let admits = !new || self.below > 0 || self.shares[share].policy.admits(fingerprint, bytes);
         self.counts.not_admitted += u64::from(!admits);
@@ -506,7 +524,7 @@ impl State {
         // Those that come after others may be behind them here: a few passes take out whole families.
         for _ in 0..TRIES {
             let owners = self.slabs.owners(slab);
-            let going: Vec<Id> = owners.into_iter().filter(|id| State::may_go(&self.index, *id)).collect();
+            let going: Vec<Id> = owners.into_iter().filter(|id| may_go(&self.index, *id)).collect();
             if going.is_empty() {
                 return;
             }

@@ -1,12 +1,12 @@
 //! The store itself: what a server and an embedded store have in common. Who asks is the caller's matter.
 
-use crate::below::{Below, Blocks, Far, REMOVAL};
+use crate::below::{Below, Blocks, Far};
 use crate::figures::{Cause, Latencies, Where};
 use crate::index::{Id, Life};
 use crate::policy::PolicyKind;
 use crate::slab::Slabs;
 use crate::state::State;
-use crate::tenants::{Known, TenantOptions, Tenants};
+use crate::tenants::{TenantOptions, Tenants};
 use crate::tier::Tier;
 use crate::{BlockKey, Counts, Log, LogOptions, NamespaceId, ObjectOptions, Shape};
 use kvik_core::{Code, Error, Result};
@@ -155,26 +155,27 @@ impl Store {
     pub fn namespace(&self, id: NamespaceId, tenant: &str, shape: Shape, model: &str) -> Result<u16> {
         let unused = {
             let state = self.state();
-            if state.tenants.is_full_for(&id) { state.unused() } else { Vec::new() }
+            if state.tenants.is_full_for(&id) {
+                let kept = state.kept.iter().map(|(_, id)| state.index.node(*id).namespace).collect();
+                state.tenants.unused(|namespace| state.index.taken_for(namespace) == 0, &kept)
+            } else {
+                Vec::new()
+            }
         };
-        if !unused.is_empty() {
-            self.forget(&unused)?;
+        if unused.is_empty() {
+            return self.state().tenants.open(id, tenant, shape, model);
         }
-        self.state().tenants.open(id, tenant, shape, model)
-    }
-
-    /// Forgets namespaces. Their blocks go as if they were cleared: none that was removed later may come back after a
-    /// restart.
-    fn forget(&self, ids: &[NamespaceId]) -> Result<()> {
-        let (gone, cleared) = self.take_out(|known| ids.contains(&known.id));
+        // Their blocks go as if they were cleared: none that was removed later may come back after a restart.
+        let (gone, cleared) = self.take_out(|known| unused.contains(&known.id));
         let mut state = self.state();
         state.counts.dropped += gone as u64;
         // Of those without blocks the tiers have nothing that could come back.
         if gone > 0 {
             cleared?;
         }
-        state.forget_namespaces(ids);
-        Ok(())
+        let State { tenants, index, .. } = &mut *state;
+        tenants.forget(&unused, |namespace| index.taken_for(namespace) == 0);
+        state.tenants.open(id, tenant, shape, model)
     }
 
     /// Of each key whether the store has its block, whatever comes before it. Nothing is touched.
@@ -194,30 +195,6 @@ impl Store {
         state.index.find(namespace, key).map(|id| state.index.node(id).life)
     }
 
-    /// Takes blocks out, and all that come after them; how many went.
-    ///
-    /// # Errors
-    /// As for [`Store::contains`].
-    pub fn remove(&self, namespace: u16, keys: &[BlockKey]) -> Result<usize> {
-        check_keys(keys)?;
-        let began = Instant::now();
-        let known = self.far().map_or(Ok(()), |far| far.know(began + REMOVAL / 2));
-        let mut state = self.state();
-        let found = keys.iter().filter_map(|key| state.index.find(namespace, key)).collect::<Vec<_>>();
-        let mut gone = Vec::new();
-        for id in found {
-            // It may have gone with one before it.
-            if !matches!(state.index.node(id).life, Life::Free | Life::Leaving) {
-                gone.extend(state.forget(id));
-            }
-        }
-        state.counts.removed += gone.len() as u64;
-        drop(state);
-        self.remove_below(&gone)?;
-        self.far().map_or(Ok(()), |far| far.remove(&gone, began + REMOVAL))?;
-        known.map(|()| gone.len())
-    }
-
     /// Keeps blocks for so long, whoever else needs room; no time at all lets go of them. How many are kept, from the
     /// first key on: the first that is not in memory, or that would be too much, ends it.
     ///
@@ -233,31 +210,6 @@ impl Store {
             id.is_some_and(|id| state.keep(id, until))
         };
         Ok(keys.iter().take_while(|key| keep(key)).count())
-    }
-
-    /// Takes out all blocks of the namespaces that are wanted; how many went.
-    ///
-    /// # Errors
-    /// The log could not be told: after a restart they may be back.
-    pub fn clear(&self, wanted: impl Fn(&Known) -> bool) -> Result<usize> {
-        let (gone, cleared) = self.take_out(wanted);
-        self.state().counts.removed += gone as u64;
-        cleared.map(|()| gone)
-    }
-
-    /// Takes out all blocks of namespaces, here and below: how many went here, and what the tiers said.
-    fn take_out(&self, wanted: impl Fn(&Known) -> bool) -> (usize, Result<()>) {
-        let began = Instant::now();
-        let known = self.far().map_or(Ok(()), |far| far.know(began + REMOVAL / 2));
-        let mut state = self.state();
-        let cleared: Vec<bool> = state.tenants.namespaces().map(wanted).collect();
-        let all = state.tenants.namespaces().zip(&cleared);
-        let ids: Vec<NamespaceId> = all.filter(|(_, cleared)| **cleared).map(|(known, _)| known.id).collect();
-        let gone = state.forget_all(|namespace| cleared[usize::from(namespace)]);
-        drop(state);
-        let below = self.clear_below(&ids);
-        let far = below.and_then(|()| self.far().map_or(Ok(()), |far| far.clear(&ids, began + REMOVAL)));
-        (gone, far.and(known))
     }
 
     /// What has happened, and what is here now.

@@ -8,6 +8,8 @@
 //!
 //! Invariant: the number of a namespace becomes another one's only when no block has it, and nobody works with it ([`Held`]).
 
+use crate::index::{Id, Index};
+use crate::tier::Identity;
 use crate::{Namespace, NamespaceId, Shape};
 use kvik_core::{Code, Error, Result};
 use std::collections::{HashMap, HashSet};
@@ -232,6 +234,19 @@ impl Tenants {
 
     pub fn namespace(&self, number: u16) -> &Known {
         &self.namespaces[usize::from(number)].known
+    }
+
+    /// How bytes of its blocks are divided.
+    pub fn shape(&self, namespace: u16) -> Shape {
+        self.namespace(namespace).shape
+    }
+
+    /// What a block is.
+    pub fn identity(&self, index: &Index, id: Id) -> Identity {
+        let node = index.node(id);
+        let known = self.namespace(node.namespace);
+        let parent = index.parent(id).map(|parent| index.node(parent).key);
+        Identity { key: node.key, parent, namespace: known.id, shape: known.shape }
     }
 
     /// All namespaces, by their numbers; also what was forgotten, until its number is another one's.

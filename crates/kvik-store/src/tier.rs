@@ -13,6 +13,9 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place(pub u64);
 
+/// How long a thread waits for the tier, before a block that nobody waits for stays in memory only.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+
 /// What a block is, without the checksums of its bytes: all that a reader expects of the record at a place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Identity {
@@ -62,12 +65,22 @@ pub trait TierOwner: Send + Sync {
     /// room, and the next [`Tier::store`] fails with `StorageFull`.
     fn keep(&self, identity: &Identity, place: Place) -> bool;
 
+    /// Whether the block is still known at this place, whatever it is worth: one that was to be kept, and could not be
+    /// copied yet.
+    fn knows(&self, identity: &Identity, place: Place) -> bool {
+        self.keep(identity, place)
+    }
+
     /// The block has been copied, and is durable where it is now. Who knows it at `from` knows it at `to` from now on;
     /// who knows it elsewhere, or no longer, changes nothing.
     fn moved(&self, identity: &Identity, from: Place, to: Place);
 
     /// What was at this place is about to go. Who knows the block there knows it no longer.
     fn dropped(&self, identity: &Identity, place: Place);
+
+    /// What was at the places from the first of these up to the second is about to go, and not all of it could be told.
+    /// Who knows a block there knows it no longer.
+    fn gone(&self, from: Place, to: Place);
 
     /// Places whose blocks its owner has forgotten since it was last asked, for a tier that removes what nobody knows.
     fn freed(&self) -> Vec<Place> {

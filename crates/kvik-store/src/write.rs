@@ -12,7 +12,7 @@ use crate::index::{Id, Life, Node};
 use crate::state::State;
 use crate::store::Store;
 use crate::sync::lock;
-use crate::tier::{Identity, Place, Tier};
+use crate::tier::{Identity, PATIENCE, Place, Tier};
 use crate::{BlockKey, Entry};
 use kvik_core::{Code, Error, Result};
 use kvik_engine::PageSet;
@@ -23,8 +23,6 @@ use std::time::{Duration, Instant};
 
 /// Bytes of blocks that wait to be written soon, at most; and at least, whatever the memory.
 const WAITING: (u64, u64) = (1 << 30, 16 << 20);
-/// How long a thread waits for the tier, before a block that nobody waits for stays in memory only.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Blocks that are written soon, for nobody in particular.
 pub(crate) struct Soon {
@@ -72,7 +70,7 @@ impl Soon {
         let here = |key: &BlockKey| Some((state.index.find(namespace, key)?, *key));
         let unwritten = |(id, _): &(Id, BlockKey)| state.index.node(*id).place_in(self.tier).is_none();
         let blocks: Vec<_> = keys.iter().filter_map(here).filter(unwritten).collect();
-        let (each, capacity) = (state.shape(namespace).bytes(), state.slabs.capacity());
+        let (each, capacity) = (state.tenants.shape(namespace).bytes(), state.slabs.capacity());
         let left = self.add(&blocks, each, (capacity / 4).clamp(WAITING.1, WAITING.0));
         *state.counts.unwritten_to(self.tier) += left;
         drop(state);
@@ -274,7 +272,7 @@ impl Store {
             let Some(source) = Source::of(&mut state, id, &node)? else { return Ok(None) };
             let known = state.tenants.namespace(node.namespace).clone();
             let meaning = Meaning::encode(&known, &state.tenants.tenant(node.namespace).name);
-            let identity = state.identity(id);
+            let identity = state.tenants.identity(&state.index, id);
             drop(state);
             let Identity { parent, namespace, shape, .. } = identity;
             let entry = Entry { key: *key, parent, namespace, shape, sums: Box::default() };
@@ -304,7 +302,9 @@ impl Source {
     fn of(state: &mut State, id: Id, node: &Node) -> Result<Option<Source>> {
         let Some(slot) = state.pin(id) else {
             let below = node.life == Life::Below && node.place != 0;
-            return Ok(below.then(|| Source::Log(state.identity(id), Place(node.place))));
+            return Ok(
+                below.then(|| Source::Log(state.tenants.identity(&state.index, id), Place(node.place)))
+            );
         };
         let pages = state.slabs.pages(slot.slab, [slot.slot].into());
         match (pages, state.slabs.bytes(slot)) {
@@ -360,12 +360,18 @@ impl Source {
         // Somebody else may have written it meanwhile: the place that is known stays, so that whoever waits for one waits
         // for that.
         let known = if same { node.place_in(to) } else { None };
-        // One that was put again meanwhile is to be found: what is said of its key now would be said of it.
-        let removed = !same && state.index.find_any(key).is_none();
+        // One that was put again meanwhile is to be found: what is said of its key now would be said of it. One that is
+        // still being brought may not come.
+        let there = |id: Id| Life::THERE.contains(&state.index.node(id).life);
+        let again = state.index.find_any(key).is_some_and(there);
+        let removed = !same && !again && matches!(written, Ok(Some(_)));
         match &written {
             Ok(Some(place)) if same && known.is_none() => state.note_written(id, to, *place),
             Ok(Some(place)) if to == Where::Object => state.freed.push(*place),
             _ => {}
+        }
+        if removed {
+            state.unsaid.of(to).add(*key);
         }
         let memory_only = self.is_memory();
         drop(state);
@@ -376,12 +382,9 @@ impl Source {
             state.counts.corrupt += 1;
             state.forget_key(key);
         }
-        if let (Ok(Some(_)), true, Some(tier)) = (&written, removed, store.tier(to)) {
+        if removed {
             // It was removed while it was written: a restart is not to find it.
-            let said = tier.remove(key, PATIENCE)?;
-            if to == Where::Log {
-                tier.sync(&[said], PATIENCE)?;
-            }
+            store.say_late(to, key)?;
         }
         written.map(|place| place.map(|place| known.unwrap_or(place)))
     }
@@ -390,7 +393,7 @@ impl Source {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::state::Reserved;
+    use crate::state::{Filling, Reserved};
     use crate::{Log, LogOptions, NamespaceId, Shape, StoreOptions, entry};
     use kvik_engine::{Config, Engine};
     use std::path::Path;
@@ -412,8 +415,14 @@ pub(crate) mod tests {
     }
 
     pub fn put(store: &Store) -> Id {
+        let reserved = store.state().reserve(0, None, KEY, |_| false);
+        let Ok(Reserved::New(filling)) = reserved else { panic!("no room") };
+        fill(store, filling)
+    }
+
+    /// Ends a put: what lies in the slot is the block.
+    pub fn fill(store: &Store, filling: Filling) -> Id {
         let mut state = store.state();
-        let Ok(Reserved::New(filling)) = state.reserve(0, None, KEY, |_| false) else { panic!("no room") };
         let pages = state.slabs.pages(filling.slot.slab, [filling.slot.slot].into()).unwrap();
         let (id, sums) = (filling.id, pages.sums(shape().summed_layers()).unwrap());
         assert!(state.publish(filling, entry::sum_of(&sums)));

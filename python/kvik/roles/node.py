@@ -1,4 +1,4 @@
-"""Where roles run. `LocalNode` is this host, or one of `kvik.roles.hosts`; the lab has nodes on other hosts."""
+"""Where roles run. `LocalNode` is this host, or one of `kvik.roles.hosts`; the lab has nodes on others."""
 
 from __future__ import annotations
 

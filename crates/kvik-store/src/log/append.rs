@@ -114,7 +114,7 @@ impl Shared {
                 continue;
             }
             if whose == For::Owner && state.head.as_ref().is_some_and(|head| head.kept_back) {
-                state = self.wait(state, by, "no room was made in the log yet")?;
+                state = self.wait_for_room(state, by, failures)?;
                 continue;
             }
             if let Some(head) = &mut state.head {
@@ -171,7 +171,14 @@ impl Shared {
             return Ok(state);
         }
         if whose == For::Room {
-            // Called by the thread that makes segments.
+            // Called by the thread that makes segments. A crash may have left one more than there would be otherwise.
+            if state.bytes > self.options.size {
+                let text = format!(
+                    "the log in {} has no room for what is to be kept of its oldest segment: let it drop something",
+                    self.files.name()
+                );
+                return Err(Error::new(Code::StorageFull, text));
+            }
             drop(state);
             let mut spare = self.make_segment()?;
             spare.kept_back = true;
@@ -179,6 +186,16 @@ impl Shared {
             self.begin(&mut state, spare);
             return Ok(state);
         }
+        self.wait_for_room(state, by, failures)
+    }
+
+    /// Waits until room was made, unless that has failed since there were so many failures.
+    fn wait_for_room<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        by: Instant,
+        failures: u64,
+    ) -> Result<MutexGuard<'a, State>> {
         if let (count, Some(error)) = &state.room_failures
             && *count > failures
         {

@@ -11,12 +11,13 @@
 
 use super::append::{Body, For, Record};
 use super::format::{Seed, What, header};
-use super::place::place;
+use super::place::{place, position};
 use super::records::Segment;
 use super::state::{Shared, State, Watch, Writing, count, file_name};
 use crate::tier::{Identity, Place};
 use kvik_core::{Code, Error, Result};
 use kvik_host::{HugePages, Memory};
+use std::collections::HashSet;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{MutexGuard, PoisonError};
@@ -28,7 +29,8 @@ const COPY_LIMIT: Duration = Duration::from_secs(60);
 const BATCH: usize = 4096;
 /// A log in which everything is to be kept is not looked through again for so long.
 const FULL_FOR: Duration = Duration::from_secs(1);
-/// A segment that cannot be read so often, and for so long, is given up: what it holds is lost, and the log goes on.
+/// A segment, or a block of it that is to be kept, that cannot be read so often, and for so long, is given up: what it holds
+/// is lost, and the log goes on.
 const UNREADABLE: (u32, Duration) = (3, Duration::from_secs(60));
 
 /// What the thread remembers.
@@ -37,8 +39,39 @@ struct Keeper {
     /// Where blocks lie while they are copied.
     buffer: Option<Memory>,
     full_until: Option<Instant>,
-    /// A segment that could not be read: how often, and since when.
-    unreadable: Option<(u32, u32, Instant)>,
+    unreadable: Option<Unreadable>,
+}
+
+/// A segment that could not be read, or not all of it.
+struct Unreadable {
+    number: u32,
+    times: u32,
+    since: Instant,
+    /// Blocks of it that could not be read and that their owner keeps: that it does is asked once.
+    kept: HashSet<Place>,
+}
+
+impl Keeper {
+    /// A segment could not be read, or this block of it. Whether that is given up.
+    fn gives_up(&mut self, number: u32, block: Option<Place>) -> bool {
+        let same = self.unreadable.take().filter(|other| other.number == number);
+        let new = || Unreadable { number, times: 0, since: Instant::now(), kept: HashSet::new() };
+        let unreadable = self.unreadable.insert(same.unwrap_or_else(new));
+        unreadable.times += 1;
+        unreadable.kept.extend(block);
+        unreadable.times >= UNREADABLE.0 && unreadable.since.elapsed() >= UNREADABLE.1
+    }
+
+    fn is_kept(&self, block: Place) -> bool {
+        self.unreadable.as_ref().is_some_and(|unreadable| unreadable.kept.contains(&block))
+    }
+}
+
+/// Why a block was not copied.
+enum Uncopied {
+    /// It cannot be read.
+    Unreadable(Error),
+    Other(Error),
 }
 
 /// Blocks that were copied and are not durable yet.
@@ -110,8 +143,11 @@ impl Shared {
             }
             let Some(oldest) = self.oldest(state)? else { break };
             let emptied = self.empty(oldest, keeper);
-            // What was kept back for the copies is everybody's now.
-            self.state().head.iter_mut().for_each(|head| head.kept_back = false);
+            if emptied.is_ok() {
+                // What was kept back for the copies is everybody's now. Before, others would fill it, and each attempt
+                // would take another segment.
+                self.state().head.iter_mut().for_each(|head| head.kept_back = false);
+            }
             self.progress.notify_all();
             emptied?;
         }
@@ -176,28 +212,31 @@ impl Shared {
             return Ok(());
         };
         if !going {
-            match self.copy_wanted((number, seed, size), keeper) {
+            let all_told = match self.copy_wanted((number, seed, size), keeper) {
                 Ok(copied) => copied?,
                 Err(error) => {
-                    let same = keeper.unreadable.filter(|(other, ..)| *other == number);
-                    let (_, times, since) = same.unwrap_or((number, 0, Instant::now()));
-                    keeper.unreadable = Some((number, times + 1, since));
                     let error = self.failed("reading", number, &error);
-                    if times + 1 < UNREADABLE.0 || since.elapsed() < UNREADABLE.1 {
+                    if !keeper.gives_up(number, None) {
                         return Err(error);
                     }
                     log::error!("{}: it is given up, and what it holds is lost", error.text);
+                    false
                 }
+            };
+            if !all_told {
+                self.owner.gone(place(number, 0), place(number, size));
             }
         }
         self.remove_segment(number)
     }
 
+    /// Copies what is wanted. Whether the owner was told of all blocks of the segment: one without a footer may have
+    /// damaged ones, which are passed over.
     fn copy_wanted(
         &self,
         (number, seed, size): (u32, Seed, u64),
         keeper: &mut Keeper,
-    ) -> io::Result<Result<()>> {
+    ) -> io::Result<Result<bool>> {
         let file = self.handles.get(&*self.files, number)?;
         let segment = Segment { file: &*file, number, size };
         let mut copies = Copies::default();
@@ -206,20 +245,39 @@ impl Shared {
             _ => Ok(()),
         };
         let result = match segment.trailer()? {
-            Some(trailer) => segment.listed(&trailer, each)?,
-            None => segment.scan(&seed, |offset, what, _| each(offset, what))?.map(drop),
+            Some(trailer) => segment.listed(&trailer, each).map(|listed| listed.map(|()| true)),
+            None => {
+                let scanned = segment.scan(&seed, |offset, what, _| each(offset, what));
+                scanned.map(|scanned| scanned.map(|_| false))
+            }
         };
-        Ok(result.and_then(|()| self.settle(&mut copies)))
+        // Also where it did not come to the end: their owner does not want these twice.
+        let settled = self.settle(&mut copies);
+        result.map(|result| result.and_then(|all_told| settled.map(|()| all_told)))
     }
 
     /// Copies a block to the head, if its owner wants it.
     fn copy(&self, identity: &Identity, from: Place, copies: &mut Copies, keeper: &mut Keeper) -> Result<()> {
         let (key, namespace) = (identity.key, identity.namespace);
         self.state().watch = Some(Watch { key, namespace, void: false });
-        let copied =
-            if self.owner.keep(identity, from) { self.copy_one(identity, from, keeper) } else { Ok(None) };
+        let wanted = match keeper.is_kept(from) {
+            true => self.owner.knows(identity, from),
+            false => self.owner.keep(identity, from),
+        };
+        let copied = if wanted { self.copy_one(identity, from, keeper) } else { Ok(None) };
         self.state().watch = None;
-        match copied? {
+        let copied = match copied {
+            Ok(copied) => copied,
+            Err(Uncopied::Other(error)) => return Err(error),
+            Err(Uncopied::Unreadable(error)) if !keeper.gives_up(position(from).0, Some(from)) => {
+                return Err(error);
+            }
+            Err(Uncopied::Unreadable(error)) => {
+                log::error!("{}: block {key} is given up", error.text);
+                None
+            }
+        };
+        match copied {
             Some(to) => {
                 copies.moved.push((*identity, from, to));
                 copies.bytes += identity.shape.bytes();
@@ -236,12 +294,17 @@ impl Shared {
     }
 
     /// Where the copy of a block is; `None` where it is damaged, or void meanwhile.
-    fn copy_one(&self, identity: &Identity, from: Place, keeper: &mut Keeper) -> Result<Option<Place>> {
+    fn copy_one(
+        &self,
+        identity: &Identity,
+        from: Place,
+        keeper: &mut Keeper,
+    ) -> Result<Option<Place>, Uncopied> {
         let bytes = identity.shape.bytes() as usize;
         let buffer = match keeper.buffer.take() {
             Some(buffer) if buffer.len() >= bytes => buffer,
             _ => Memory::shared(bytes, HugePages::Never)
-                .map_err(|error| Error::new(Code::MemoryCapReached, error.to_string()))?,
+                .map_err(|error| Uncopied::Other(Error::new(Code::MemoryCapReached, error.to_string())))?,
         };
         let buffer = keeper.buffer.insert(buffer);
         let range = (&*buffer, 0, bytes);
@@ -254,13 +317,14 @@ impl Shared {
                 log::log!(if told { log::Level::Warn } else { log::Level::Debug }, "{}", error.text);
                 return Ok(None);
             }
-            Err(error) => return Err(error),
+            Err(error) if error.code == Code::StorageFailed => return Err(Uncopied::Unreadable(error)),
+            Err(error) => return Err(Uncopied::Other(error)),
         };
         let record = Record { what: What::Block(*identity), sums: &sums, body: Body::Memory(range) };
         match self.append(&record, For::Room, Instant::now() + COPY_LIMIT) {
             // Its namespace has no meaning any more: it was removed.
             Err(error) if error.code == Code::InvalidArgument => Ok(None),
-            other => other,
+            other => other.map_err(Uncopied::Other),
         }
     }
 
@@ -302,7 +366,7 @@ impl Shared {
         self.quarantine
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .retain(|damaged| super::place::position(*damaged).0 != number);
+            .retain(|damaged| position(*damaged).0 != number);
         Ok(())
     }
 }

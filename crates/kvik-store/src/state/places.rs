@@ -1,9 +1,14 @@
 //! Where blocks lie below memory: in the log, in the object store, or in both.
 
-use super::State;
+use super::{Filling, State};
 use crate::figures::Where;
-use crate::index::{Id, Life};
+use crate::index::{Id, Life, NO_SLAB};
+use crate::slab::Slot;
 use crate::{Identity, Place};
+use std::ops::Range;
+
+/// Blocks that are looked at while the lock is held once.
+const AT_ONCE: Id = 1 << 14;
 
 impl State {
     /// Where a block lies in a tier below is known now; place 0 is nowhere.
@@ -20,7 +25,7 @@ impl State {
     /// The object store is looked through while blocks are stored in it: those have the higher places, which stay.
     pub fn found(&mut self, identity: &Identity, tier: Where, place: Place) -> bool {
         let Some(namespace) = self.tenants.find(&identity.namespace) else { return false };
-        if self.shape(namespace) != identity.shape {
+        if self.tenants.shape(namespace) != identity.shape {
             return false;
         }
         if let Some(id) = self.index.find(namespace, &identity.key) {
@@ -45,6 +50,27 @@ impl State {
         true
     }
 
+    /// A load hangs whose block somebody else is to bring: that one lies below again. What hangs may still write to its
+    /// slot, which is nobody's until then.
+    pub fn overtake(&mut self, id: Id) {
+        let share = self.share(self.index.node(id).namespace);
+        let bytes = self.tenants.shape(self.index.node(id).namespace).bytes();
+        let node = self.index.node_mut(id);
+        let slot = Slot { slab: std::mem::replace(&mut node.slab, NO_SLAB), slot: node.slot };
+        node.life = Life::Below;
+        self.slabs.disown(slot);
+        self.hanging.push((slot, share, bytes));
+    }
+
+    /// A load has ended. Whether somebody else had begun to bring its block: its slot is free then, and that is all.
+    pub fn was_overtaken(&mut self, load: &Filling) -> bool {
+        let Some(at) = self.hanging.iter().position(|(slot, ..)| *slot == load.slot) else { return false };
+        let (slot, share, bytes) = self.hanging.swap_remove(at);
+        self.slabs.free(slot);
+        self.shares[share].used -= bytes;
+        true
+    }
+
     /// A block was written to a tier below.
     pub fn note_written(&mut self, id: Id, tier: Where, place: Place) {
         self.set_place(id, tier, place);
@@ -53,16 +79,8 @@ impl State {
             _ => self.counts.written += 1,
         }
         let namespace = self.index.node(id).namespace;
-        let bytes = self.shape(namespace).bytes();
+        let bytes = self.tenants.shape(namespace).bytes();
         self.figures_of(namespace).bytes_in[tier as usize] += bytes;
-    }
-
-    /// What a block is.
-    pub fn identity(&self, id: Id) -> Identity {
-        let node = self.index.node(id);
-        let known = self.tenants.namespace(node.namespace);
-        let parent = self.index.parent(id).map(|parent| self.index.node(parent).key);
-        Identity { key: node.key, parent, namespace: known.id, shape: known.shape }
     }
 
     /// The block that is known at this place of a tier.
@@ -81,6 +99,20 @@ impl State {
         let wanted = used || node.kept_until > 0;
         self.wanted = if wanted { self.wanted + identity.shape.bytes() } else { 0 };
         wanted
+    }
+
+    /// No block is in these places of a tier any more, of some blocks that are looked at from this one on: the first of
+    /// those that are left, if any are.
+    pub fn lose_places(&mut self, tier: Where, first: Id, places: Range<Place>) -> Option<Id> {
+        let end = self.index.end().min(first.saturating_add(AT_ONCE));
+        for id in first..end {
+            let node = self.index.node(id);
+            let known = !matches!(node.life, Life::Free | Life::Leaving);
+            if known && node.place_in(tier).is_some_and(|place| places.contains(&place)) {
+                self.lose_place(id, tier);
+            }
+        }
+        (end < self.index.end()).then_some(end)
     }
 
     /// A block is no longer in a tier below; where no other one has it, it is gone.

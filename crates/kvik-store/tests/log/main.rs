@@ -10,4 +10,5 @@ mod owner;
 mod power;
 mod processes;
 mod room;
+mod unreadable;
 mod workload;

@@ -78,12 +78,25 @@ impl TierOwner for Index {
         known.blocks.get(&identity.key) == Some(&(*identity, place)) && (self.keep)(&known, &identity.key)
     }
 
+    fn knows(&self, identity: &Identity, place: Place) -> bool {
+        self.find(&identity.key) == Some((*identity, place))
+    }
+
     fn moved(&self, identity: &Identity, from: Place, to: Place) {
         let mut known = self.known();
         known.moved += 1;
         if let Some((_, place)) = known.blocks.get_mut(&identity.key).filter(|(_, place)| *place == from) {
             *place = to;
         }
+    }
+
+    fn gone(&self, from: Place, to: Place) {
+        let mut known = self.known();
+        let gone: Vec<BlockKey> =
+            known.blocks.extract_if(|_, (_, at)| (from..to).contains(at)).map(|(key, _)| key).collect();
+        known.dropped.extend(&gone);
+        drop(known);
+        gone.iter().for_each(&self.on_drop);
     }
 
     fn dropped(&self, identity: &Identity, place: Place) {
