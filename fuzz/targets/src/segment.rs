@@ -77,6 +77,7 @@ impl TierOwner for Owner {
     }
     fn moved(&self, _: &Identity, _: Place, _: Place) {}
     fn dropped(&self, _: &Identity, _: Place) {}
+    fn gone(&self, _: Place, _: Place) {}
 }
 
 /// Sums over what is there, so that what lies behind them is decoded too.
