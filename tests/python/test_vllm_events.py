@@ -249,8 +249,8 @@ RATES: Sequence[tuple[float | str, str]] = [(1e12, "slower"), (1e-3, "faster"), 
 def test_fetched_or_computed(
     kvik_vllm: ModuleType, served: Served, model: Path, rate: float | str, reason: str
 ) -> None:
-    """What is unknown is fetched; then by what the server's rate says, but that the second time of what is slower
-    is tried. Nothing is put again."""
+    """What is unknown is fetched; then it goes by the server's rate. What is slower is tried the second time.
+    Nothing is put again."""
     store = {"address": served.address, "deadline": 20.0, "prefill_rate": rate}
     with running(StoreServer(kvik_vllm, model, store).met()) as (server,):
         server.serve(PROMPT)
