@@ -154,8 +154,8 @@ def in_place_of_local(server: Server) -> dict[str, Maker]:
     """Nodes of a study that are this host there are the guest."""
 
     @contextlib.contextmanager
-    def made(_name: str, _spec: NodeSpec, _folder: Path) -> Iterator[Node]:
-        yield GuestNode(server)
+    def made(specs: Mapping[str, NodeSpec], _folder: Path) -> Iterator[Mapping[str, Node]]:
+        yield {name: GuestNode(server) for name in specs}
 
     return {"local": made}
 
@@ -196,7 +196,8 @@ def run_study(
     starts = resolve(study, plan_slots(study))
     size = int(study.constants["file_bytes"])
     with served(guest, kernel, size) as server, Journal.opened(out, text, resume=resume) as journal:
-        Control(study, starts, journal, say, in_place_of_local(server)).run()
+        makers = in_place_of_local(server)
+        Control(study, starts, journal, say, executors=lambda _: contextlib.nullcontext(makers)).run()
         return journal
 
 

@@ -43,6 +43,8 @@ class Control:
     say: Say
     around: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """What each run is measured in."""
+    executors: Callable[[Path], AbstractContextManager[Mapping[str, Maker]]] = executors
+    """What makes nodes while the study runs, by the executor that they name; given the folder of logs."""
 
     def __post_init__(self) -> None:
         self.mark = mark(self.journal.folder)
@@ -55,7 +57,7 @@ class Control:
         progress = Progress(slots, self.starts, self.journal, self.say)
         logs = self.journal.folder / "logs"
         logs.mkdir(parents=True, exist_ok=True)
-        with _told_to_stop(), executors(logs) as self.makers:
+        with _told_to_stop(), self.executors(logs) as self.makers:
             for start in self.starts:
                 self._start(start, progress)
         for record in judge_again(self.journal, self.study.gates):
