@@ -8,7 +8,7 @@ the last step that had part in it, and is dropped where any block of it was not 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -51,16 +51,24 @@ class Unsure(Generic[Owner]):
 
     def certain(self) -> list[tuple[Owner, Save]]:
         """Those that wait for no output any more, once."""
-        return self._take([one for one in self._waiting if one.step <= self._ended])
+        return self._take(lambda one: one.step <= self._ended)
 
     def without(self, blocks: Collection[int]) -> list[tuple[Owner, Save]]:
         """Take back those that have one of these KV blocks, which were not filled."""
-        return self._take([one for one in self._waiting if not set(blocks).isdisjoint(one.save.blocks)])
+        missing = set(blocks)
+        return self._take(lambda one: not missing.isdisjoint(one.save.blocks))
 
     def clear(self) -> list[tuple[Owner, Save]]:
         """Take back all."""
-        return self._take(list(self._waiting))
+        return self._take(lambda _: True)
 
-    def _take(self, taken: list[_Waiting[Owner]]) -> list[tuple[Owner, Save]]:
-        self._waiting = [one for one in self._waiting if one not in taken]
-        return [(one.owner, one.save) for one in taken]
+    def _take(self, wanted: Callable[[_Waiting[Owner]], bool]) -> list[tuple[Owner, Save]]:
+        taken: list[tuple[Owner, Save]] = []
+        rest: list[_Waiting[Owner]] = []
+        for one in self._waiting:
+            if wanted(one):
+                taken.append((one.owner, one.save))
+            else:
+                rest.append(one)
+        self._waiting = rest
+        return taken
