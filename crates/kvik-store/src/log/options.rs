@@ -24,12 +24,16 @@ pub struct LogOptions {
     pub flush: Duration,
     /// Bytes that may wait to become durable: a sync begins after half of them, and who stores more than all waits.
     pub unsynced: u64,
+    /// A segment, or a block of it that is to be kept, that cannot be read for so long is given up: what it holds is
+    /// lost, and the log goes on.
+    pub unreadable: Duration,
 }
 
 impl LogOptions {
-    /// A log of so many bytes: synced every second, and after 64 MiB.
+    /// A log of so many bytes: synced every second, and after 64 MiB; a minute is what a disk may be away.
     pub fn new(size: u64) -> LogOptions {
-        LogOptions { size, segment: None, flush: Duration::from_secs(1), unsynced: 128 << 20 }
+        let (flush, unreadable) = (Duration::from_secs(1), Duration::from_secs(60));
+        LogOptions { size, segment: None, flush, unsynced: 128 << 20, unreadable }
     }
 
     /// Bytes of a segment.

@@ -29,9 +29,8 @@ const COPY_LIMIT: Duration = Duration::from_secs(60);
 const BATCH: usize = 4096;
 /// A log in which everything is to be kept is not looked through again for so long.
 const FULL_FOR: Duration = Duration::from_secs(1);
-/// A segment, or a block of it that is to be kept, that cannot be read so often, and for so long, is given up: what it holds
-/// is lost, and the log goes on.
-const UNREADABLE: (u32, Duration) = (3, Duration::from_secs(60));
+/// How often at least is tried what cannot be read, before it is given up.
+const TIMES: u32 = 3;
 
 /// What the thread remembers.
 #[derive(Default)]
@@ -53,13 +52,13 @@ struct Unreadable {
 
 impl Keeper {
     /// A segment could not be read, or this block of it. Whether that is given up.
-    fn gives_up(&mut self, number: u32, block: Option<Place>) -> bool {
+    fn gives_up(&mut self, number: u32, block: Option<Place>, after: Duration) -> bool {
         let same = self.unreadable.take().filter(|other| other.number == number);
         let new = || Unreadable { number, times: 0, since: Instant::now(), kept: HashSet::new() };
         let unreadable = self.unreadable.insert(same.unwrap_or_else(new));
         unreadable.times += 1;
         unreadable.kept.extend(block);
-        unreadable.times >= UNREADABLE.0 && unreadable.since.elapsed() >= UNREADABLE.1
+        unreadable.times >= TIMES && unreadable.since.elapsed() >= after
     }
 
     fn is_kept(&self, block: Place) -> bool {
@@ -216,7 +215,7 @@ impl Shared {
                 Ok(copied) => copied?,
                 Err(error) => {
                     let error = self.failed("reading", number, &error);
-                    if !keeper.gives_up(number, None) {
+                    if !keeper.gives_up(number, None, self.options.unreadable) {
                         return Err(error);
                     }
                     log::error!("{}: it is given up, and what it holds is lost", error.text);
@@ -269,7 +268,9 @@ impl Shared {
         let copied = match copied {
             Ok(copied) => copied,
             Err(Uncopied::Other(error)) => return Err(error),
-            Err(Uncopied::Unreadable(error)) if !keeper.gives_up(position(from).0, Some(from)) => {
+            Err(Uncopied::Unreadable(error))
+                if !keeper.gives_up(position(from).0, Some(from), self.options.unreadable) =>
+            {
                 return Err(error);
             }
             Err(Uncopied::Unreadable(error)) => {
