@@ -8,10 +8,11 @@
 //!   same, as nothing else would tell that fetching has become faster: the second, then after 2, 4 and 8 more, and from
 //!   then on one in [`REFRESH`]. So an estimate that rests on one unlucky transfer does not last.
 
+use crate::sync::lock;
 use kvik_core::EngineId;
 use kvik_engine::{Engine, Estimate};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// Of so many choices against fetching one is for it, when as many as that have found that it takes longer.
@@ -132,9 +133,9 @@ impl Gauge {
 impl Choices {
     /// Chooses, and counts it. `estimate` is none where nothing was measured.
     pub fn choose(&self, bytes: u64, estimate: Option<Estimate>, recompute: Duration) -> Choice {
-        let ratio = self.ratio.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or(1.0);
+        let ratio = lock(&self.ratio).unwrap_or(1.0);
         let fetch = estimate.map(|estimate| estimate.total.mul_f64(ratio));
-        let mut against = self.against.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut against = lock(&self.against);
         let reason = match fetch {
             Some(fetch) if fetch > recompute => against.again(),
             known => {
@@ -153,7 +154,7 @@ impl Choices {
         let expected = start.as_secs_f64() + (queued + bytes) as f64 / bytes_per_second;
         let found = (waited.as_secs_f64() / expected).clamp(1.0 / FURTHEST, FURTHEST);
         if bytes > 0 && found.is_finite() {
-            let mut ratio = self.ratio.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut ratio = lock(&self.ratio);
             *ratio = Some(ratio.map_or(found, |ratio| ratio * KEEP + found * (1.0 - KEEP)));
         }
     }

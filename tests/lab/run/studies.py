@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +113,16 @@ def shape(record: RunRecord) -> Any:
     names = {key: sorted(value) if isinstance(value, dict) else None for key, value in whole.items()}
     (local,) = (sorted(node["facts"]) for node in whole["nodes"] if node["name"] == "local")
     return record.id.partition("-")[2], record.levels, record.place.order, names, local
+
+
+def completed_on_two(found: Collection[RunRecord], said: str) -> None:
+    """Both runs of `PLAIN` were completed, with prefill on node `one` and the rest on `two`."""
+    assert len(found) == 2
+    for one in found:
+        assert (one.outcome, len(one.measured())) == ("completed", 4), said
+        assert {role.kind: role.node for role in one.roles} == {
+            "prefill": "one", "decode": "two", "router": "two",
+        }  # fmt: skip
 
 
 def processes(out: Path) -> list[int]:

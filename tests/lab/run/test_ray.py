@@ -21,6 +21,7 @@ from tests.lab.gates.scene import finding
 from tests.lab.run.raylets import Raylets, raylets
 from tests.lab.run.studies import (
     PLAIN,
+    completed_on_two,
     finish,
     lines,
     processes,
@@ -92,12 +93,8 @@ def test_a_study_over_ray_interrupted_and_resumed(cluster: Raylets, tmp_path: Pa
         status, said = run("run", written(tmp_path / "here", PLAIN), tmp_path / "local")
     assert status == 0, said
     found = records(out)
-    assert len(found) == 2
+    completed_on_two(found.values(), said)
     for one in found.values():
-        assert (one.outcome, len(one.measured())) == ("completed", 4), said
-        assert {role.kind: role.node for role in one.roles} == {
-            "prefill": "one", "decode": "two", "router": "two",
-        }  # fmt: skip
         facts = {node.name: node.facts for node in one.nodes}
         assert set(facts) == set(one.key.facts) == {"local", "one", "two"}
         assert all(fact["kernel"] and fact["doctor"] for fact in facts.values())
