@@ -11,7 +11,7 @@
 //! Work requests are counted from 0 in the sequence in which they are given, over all threads of the engine.
 
 use kvik_core::{Class, Code, Error, Result};
-use kvik_proto::{Batch, ChunkHeader, Claim, WorkId, WorkOutcome, WorkRequest};
+use kvik_proto::{Batch, ChunkHeader, Claim, WorkId, WorkKind, WorkOutcome, WorkRequest};
 use kvik_transport::{Ended, Placement, Queue, RegionMemory, Services, SessionEvents, WorkSource};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -92,7 +92,8 @@ impl Faults {
         lock(&self.state).delays = Some((per_mille, most));
     }
 
-    /// Threads are stuck with every work request from this one on, until [`Faults::release`].
+    /// Threads are stuck with every work request from this one on that moves bytes, until [`Faults::release`]. One that
+    /// only sums what has come goes on: who ends the transfer elsewhere need not wait for it.
     pub fn hold_from(&self, request: u64) {
         lock(&self.state).hold_from = Some(request);
     }
@@ -148,7 +149,8 @@ impl Faults {
     }
 
     /// A work request is about to be given: what happens to it and its thread first. Gives its number.
-    fn meet(&self, sessions: &dyn SessionEvents, id: WorkId) -> u64 {
+    fn meet(&self, sessions: &dyn SessionEvents, request: &WorkRequest<RegionMemory>) -> u64 {
+        let (id, moves) = (request.id, !matches!(request.kind, WorkKind::Sum));
         let session = id.session();
         let mut state = lock(&self.state);
         let number = state.given;
@@ -159,7 +161,7 @@ impl Faults {
         if lost {
             state.lost = Some(id);
         }
-        if state.hold_from.is_some_and(|from| number >= from) {
+        if moves && state.hold_from.is_some_and(|from| number >= from) {
             state.held += 1;
             self.changed.notify_all();
             while state.hold_from.is_some_and(|from| number >= from) {
@@ -213,7 +215,7 @@ struct Faulty {
 impl WorkSource for Faulty {
     fn claim(&self, queue: Queue, claim: Claim) -> Option<WorkRequest<RegionMemory>> {
         let request = self.behind.work.claim(queue, claim)?;
-        self.faults.meet(&*self.behind.sessions, request.id);
+        self.faults.meet(&*self.behind.sessions, &request);
         Some(request)
     }
 
@@ -227,7 +229,7 @@ impl WorkSource for Faulty {
         let before = into.len();
         self.behind.work.claim_batch(queue, claim, most, into);
         for request in &into[before..] {
-            self.faults.meet(&*self.behind.sessions, request.id);
+            self.faults.meet(&*self.behind.sessions, request);
         }
     }
 
@@ -256,7 +258,7 @@ impl WorkSource for Faulty {
 impl Placement for Faulty {
     fn place(&self, session: u64, header: &ChunkHeader) -> Result<Option<WorkRequest<RegionMemory>>> {
         let Some(request) = self.behind.placement.place(session, header)? else { return Ok(None) };
-        let number = self.faults.meet(&*self.behind.sessions, request.id);
+        let number = self.faults.meet(&*self.behind.sessions, &request);
         if self.faults.repeats(number)
             && let Err(error) = self.behind.placement.place(session, header).map(drop)
         {
