@@ -27,7 +27,7 @@ gpu-check:  ## kvik's side of this machine's GPUs: byte by byte, how fast, and t
 soak:  ## the same checks at length, for hours (STAGES="soak-sim" runs only that)
 	@$(BUILD) soak $(STAGES)
 
-mutants:  ## break each promise on purpose; its tests must notice (MUTANTS=part-of-a-name runs only those)
+mutants:  ## break each promise on purpose; its tests must notice (MUTANTS="parts of names" runs only those)
 	@$(BUILD) mutants
 
 wheel:  ## dist/kvik-*.whl and dist/kvik_lab-*.whl, built and checked

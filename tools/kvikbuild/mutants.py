@@ -56,10 +56,13 @@ def read_mutants() -> list[Mutant]:
 
 
 def run_mutants(context: Context, only: str = "") -> None:
-    """Apply each patch in turn; all of its tests must fail. `only` is part of the names of those to run."""
-    mutants = [mutant for mutant in read_mutants() if only in mutant.name]
-    if not mutants:
-        raise StageError(f"no mutant's name has {only!r} in it")
+    """Apply each patch in turn; all of its tests must fail. `only`: parts of the names of those to run; or all."""
+    mutants = read_mutants()
+    parts = only.split()
+    unknown = [part for part in parts if not any(part in mutant.name for mutant in mutants)]
+    if unknown:
+        raise StageError(f"no mutant's name has {' or '.join(map(repr, unknown))} in it")
+    mutants = [mutant for mutant in mutants if not parts or any(part in mutant.name for part in parts)]
     hold_cache(context)
     bench = Bench(context)
     whole = [test for test in sorted({t for m in mutants for t in m.tests}) if bench.fails(test)]
