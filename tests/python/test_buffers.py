@@ -117,7 +117,19 @@ def test_a_tensor_lives_as_long_as_it_is_registered() -> None:
         Tensor(np.zeros(8, np.uint8), device="cuda"),
         Tensor(np.zeros(0, np.uint8)),
     ],
-    ids=str,
+    ids=[
+        "empty-bytes",
+        "empty-bytearray",
+        "strided-array",
+        "transposed-array",
+        "strided-view",
+        "no-bytes-at-an-address",
+        "no-address",
+        "beyond-the-address-space",
+        "strided-tensor",
+        "tensor-of-a-gpu",
+        "empty-tensor",
+    ],
 )
 def test_memory_that_cannot_be_registered_is_refused(wrong: Any) -> None:
     with engines() as start, pytest.raises(kvik.BufferInvalid) as told:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from kvik.roles import ports
 from kvik.roles.ports import free_ports
 from kvik.roles.processes import Fleet, HttpServer, Process, ProcessError
 
@@ -121,6 +122,23 @@ def test_free_ports_are_beside_those_of_connections() -> None:
     for port in ports:
         with socket.socket() as server:
             server.bind(("127.0.0.1", port))
+
+
+def test_no_two_processes_choose_the_same_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a server listens there, nothing but the choice itself tells that a port is taken."""
+    choose = "from kvik.roles.ports import free_ports; print(*free_ports(3), flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", choose], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        chosen = [int(port) for port in other.stdout.readline().split()]
+        monkeypatch.setattr(ports, "_beside", lambda _taken: chosen)
+        monkeypatch.setattr(ports, "TRIED", len(chosen))
+        with pytest.raises(OSError, match="1 free ports are needed, and of 3 that were tried 0 are"):
+            free_ports(1)
+        other.stdin.write("\n")
+    assert sorted(free_ports(3)) == sorted(chosen)
 
 
 def test_http_server_becomes_ready(tmp_path: Path) -> None:

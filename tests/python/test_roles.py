@@ -176,6 +176,22 @@ def test_a_keeper_far_away(tmp_path: Path, end: str) -> None:
     far.stdout.close()
 
 
+def test_what_is_said_far_away_comes_in_its_order(tmp_path: Path) -> None:
+    """Also what goes to two streams: a connection carries each by itself."""
+    says = "for n in range(40): print(n, file=[sys.stdout, sys.stderr][n % 2], flush=True)"
+    command = [sys.executable, "-c", f"import sys\n{says}"]
+    asked = {"command": command, "grace": 1.0, "env": {}, "folder": str(tmp_path), "lease": 20.0}
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", Path(keeper.__file__).read_text(), "-"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as far:  # fmt: skip
+        assert far.stdin is not None
+        assert far.stdout is not None
+        far.stdin.write(json.dumps(asked).encode() + b"\n")
+        far.stdin.flush()
+        assert far.stdout.read().split() == [b"%d" % n for n in range(40)]
+
+
 def test_ports_as_a_program() -> None:
     """As another machine runs it: its text alone."""
     source = Path(ports.__file__).read_text()

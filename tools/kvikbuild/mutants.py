@@ -56,7 +56,7 @@ def read_mutants() -> list[Mutant]:
 
 
 def run_mutants(context: Context, only: str = "") -> None:
-    """Apply each patch in turn; all of its tests must fail. `only`: parts of the names of those to run; or all."""
+    """Apply each patch in turn; all of its tests must fail. `only`: parts of the names of those to run."""
     mutants = read_mutants()
     parts = only.split()
     unknown = [part for part in parts if not any(part in mutant.name for mutant in mutants)]

@@ -122,7 +122,7 @@ def beside(name: str, argv: Sequence[object], env: Mapping[str, str], deadline: 
             ["chrt", "--idle", "0", *(str(a) for a in argv)], cwd=ROOT, env={**os.environ, **env},
             stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
         )  # fmt: skip
-        # Where the kernel shares the processors out by sessions, a session of its own has as much as all the others.
+        # Where the kernel shares the processors out by sessions, this one would have as much as all others.
         with contextlib.suppress(OSError):
             Path(f"/proc/{process.pid}/autogroup").write_text("19")
         try:

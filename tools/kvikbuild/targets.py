@@ -96,9 +96,11 @@ def python(context: Context, small: bool = False) -> None:
     context.run([overlay_env(context, "dev"), "tools/vllm_base.py"])
     others = [f"tests/{other}" for other in _OTHER_FOLDERS] + (list(quick.PYTHON) if small else [])
     programs = cluster.on_path(base_env(context, cluster.NAME))
-    _pytest(context, "dev", "tests", programs, [f"--ignore={path}" for path in others])
+    _pytest(context, "dev", "tests", programs, [*_TWO, *(f"--ignore={path}" for path in others)])
 
 
+# Most tests wait for what they have started: two processes share the files of a stage out among themselves.
+_TWO = ("-n", "2", "--dist", "loadfile")
 # Tests with stages of their own.
 _OTHER_FOLDERS = ("docs", "fabric", "faults", "lab", "netns", "packaging", "rdma", "vllm")
 
@@ -106,7 +108,7 @@ _OTHER_FOLDERS = ("docs", "fabric", "faults", "lab", "netns", "packaging", "rdma
 def lab(context: Context) -> None:
     """The lab against known truths: designs, statistics, physics, audits, and reports in a browser."""
     ensure_browser(context)
-    _pytest(context, "dev", "tests/lab", more=["--durations=10"])
+    _pytest(context, "dev", "tests/lab", more=[*_TWO, "--durations=10"])
 
 
 def docs(context: Context) -> None:

@@ -46,7 +46,7 @@ class Child(Protocol):
 def main(argv: list[str]) -> int:
     """Run the command until it ends or stdin does; returns the command's exit status (128 + n after signal
     n), and 127 where it cannot be started."""
-    lease = None
+    lease, errors = None, None
     grace, command = (0.0, argv[1:]) if argv[0] == "-" else (float(argv[0]), argv[1:])
     if argv[0] == "-":
         asked = json.loads(_first_line())
@@ -55,12 +55,14 @@ def main(argv: list[str]) -> int:
             os.makedirs(asked["folder"], exist_ok=True)  # noqa: PTH103  (without pathlib it starts sooner)
             os.chdir(asked["folder"])
         grace, command, lease = float(asked["grace"]), asked["command"], asked["lease"]
+        # Both go into one log, and two streams over a network arrive in any order.
+        errors = subprocess.STDOUT
     try:
         return keep(
             grace,
             # This process has one thread, so code between fork and exec is safe here.
             lambda before: subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, start_new_session=True, preexec_fn=before
+                command, stdin=subprocess.DEVNULL, stderr=errors, start_new_session=True, preexec_fn=before
             ),
             lease,
         )

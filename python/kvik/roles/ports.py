@@ -19,6 +19,8 @@ from pathlib import Path
 LOOPBACK = "127.0.0.1"
 FIRST_PORT = 10000  # well-known services and their neighbours are below
 TRIED = 1000  # ports looked at before none is said to be free
+HELD = 64  # ports that a process keeps others from choosing, the latest; no graph of roles has so many
+_held: list[int] = []  # sockets, of which nothing is ever sent
 _LISTENS = "0A"  # the state LISTEN in /proc/net/tcp (include/net/tcp_states.h)
 
 
@@ -43,7 +45,7 @@ def free_ports(count: int) -> list[int]:
 
     The kernel gives connections that go out a port of `ip_local_port_range`; a server that starts a
     moment later, or again after it was killed, could then find its own taken. So these are chosen at
-    random beside that range.
+    random beside that range, and while this process lives no other one's call gives the same ones.
     """
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
@@ -51,10 +53,22 @@ def free_ports(count: int) -> list[int]:
             probe = stack.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 probe.bind((LOOPBACK, port))
+                _hold(port)
                 ports.append(port)
             if len(ports) == count:
                 return ports
     raise OSError(f"{count} free ports are needed, and of {TRIED} that were tried {len(ports)} are")
+
+
+def _hold(port: int) -> None:
+    """Keep other processes of this network namespace from choosing the port, until it has a server or this
+    process ends: by a name that the kernel gives once, and takes back by itself. `OSError` where another
+    process holds it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as name:
+        name.bind(f"\0kvik-port-{port}")
+        _held.append(name.detach())
+    if len(_held) > HELD:
+        os.close(_held.pop(0))
 
 
 def holders(ports: Iterable[int]) -> list[Holder]:
