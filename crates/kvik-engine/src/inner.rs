@@ -116,7 +116,10 @@ impl Carrier for Inner {
             Event::SessionDown(session, error) => self.on_session_down(session, &error),
             Event::OpenChannels(session) => transports.tcp().into_iter().for_each(|tcp| tcp.open(session)),
             Event::Ending(id, pages) => self.grants.begin_quarantine(id, pages),
-            Event::Silent(session) | Event::Heard(session) | Event::Goodbye(session) => {
+            Event::Silent(session)
+            | Event::Heard(session)
+            | Event::Goodbye(session)
+            | Event::Left(session) => {
                 self.peers.on_life(session, &event);
             }
             Event::Notified(note) => self.peers.on_notified(note),

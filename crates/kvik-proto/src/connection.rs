@@ -383,7 +383,10 @@ impl<'a, R: Clone> Context<'a, R> {
         let left = connection.leaving;
         connection.leaving |= over;
         match (over, left) {
-            (true, false) => self.send(&Frame::Goodbye),
+            (true, false) => {
+                self.call.tell(Event::Left(self.session));
+                self.send(&Frame::Goodbye);
+            }
             (true, true) => return Beat::Spare,
             (false, _) => {}
         }

@@ -59,6 +59,8 @@ pub enum Event {
     Heard(u64),
     /// The peer closes the session in order; `SessionDown` follows.
     Goodbye(u64),
+    /// This side does, since it is a second one to the same peer.
+    Left(u64),
     /// A notification has come.
     Notified(Notification),
     /// A notification that this side sent has ended: acknowledged, or why not.

@@ -198,9 +198,9 @@ impl Peers {
         observers.counters.sessions_lost.fetch_add(1, Ordering::Relaxed);
         let name = link.as_ref().map_or_else(String::new, |link| link.peer.engine.to_string());
         log::info!(engine:% = setup.id(), peer:% = name; "session {session} ended: {error}");
-        let Link { peer, address, .. } = link?;
+        let Link { peer, .. } = link?;
         observers.metrics.session_ended(peer.engine, error.code);
-        let again = address.is_some() && error.code == Code::PeerLost && !setup.is_closed();
+        let again = error.code == Code::PeerLost && !setup.is_closed();
         let telling = lock(&self.telling);
         let last = self.table.ended(peer, session, error, again, boottime());
         let lost = last.then(|| self.table.who(&peer));
@@ -223,8 +223,10 @@ impl Peers {
     /// The user hears of a session's life.
     pub fn on_life(&self, session: u64, event: &Proto) {
         let Some(peer) = self.of(session) else { return };
-        if let Proto::Goodbye(_) = event {
-            return self.table.goodbye(&peer, session);
+        match event {
+            Proto::Goodbye(_) => return self.table.goodbye(&peer, session),
+            Proto::Left(_) => return self.table.left(&peer, session),
+            _ => {}
         }
         // Silence and its end may be heard of by two threads: what holds now is told.
         let _telling = lock(&self.telling);

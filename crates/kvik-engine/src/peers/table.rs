@@ -53,6 +53,8 @@ struct Entry {
     suspect: bool,
     /// Every session that is left ends by the peer's goodbye, or the last one did.
     goodbye: bool,
+    /// One that this side had dialled was lost beside those that are left: with the last of them it is dialled again.
+    lost_beside: bool,
     /// When the last session ended.
     lost_at: Duration,
     lost: Option<Error>,
@@ -67,8 +69,12 @@ struct Entry {
 /// How a session stands.
 #[derive(Default)]
 struct Standing {
+    /// This side had dialled.
+    dialled: bool,
     /// The peer closes it in order: the whole engine, or one connection of two.
     goodbye: bool,
+    /// This side does: of two connections, the one that it had dialled.
+    left: bool,
     /// Nothing was heard in it for half of the time after which the peer is dead.
     silent: bool,
 }
@@ -152,30 +158,34 @@ impl PeerTable {
         known.schedule(peer, None);
         let entry = known.peers.entry(peer).or_default();
         name.clone_into(&mut entry.name);
+        let standing = Standing { dialled: at.is_some(), ..Standing::default() };
         if let Some((reached, addresses)) = at {
             (entry.reached, entry.addresses) = (Some(reached), addresses);
         }
         (entry.moved, entry.last_session) = (clock, session);
-        (entry.goodbye, entry.restarted, entry.lost) = (false, false, None);
-        entry.sessions.insert(session, Standing::default());
+        (entry.goodbye, entry.lost_beside, entry.restarted, entry.lost) = (false, false, false, None);
+        entry.sessions.insert(session, standing);
         entry.sessions.len() == 1
     }
 
-    /// A session has ended: true when it was the peer's last one. With `again` the peer is dialled again.
+    /// A session has ended: true when it was the peer's last one. With `again` the peer is dialled again, if this side
+    /// had dialled.
     pub fn ended(&self, peer: Identity, session: u64, error: &Error, again: bool, now: Duration) -> bool {
         let mut known = lock(&self.known);
         known.clock += 1;
         let clock = known.clock;
         let Some(entry) = known.peers.get_mut(&peer) else { return false };
-        if entry.sessions.remove(&session).is_none() {
-            return false;
-        }
+        let Some(standing) = entry.sessions.remove(&session) else { return false };
+        let dialled = standing.dialled && !standing.left;
         if !entry.sessions.is_empty() {
+            // Of what is lost at once, one ends first.
+            entry.lost_beside |= again && dialled && !standing.goodbye;
             entry.note_goodbyes();
             return false;
         }
         (entry.moved, entry.lost_at, entry.suspect, entry.lost) = (clock, now, false, Some(error.clone()));
-        if again && !entry.goodbye && !entry.addresses.is_empty() {
+        let again = again && (dialled || entry.lost_beside) && !entry.goodbye;
+        if again && !entry.addresses.is_empty() {
             // One that takes us in and drops us at once is as good as one that does not answer.
             let short = entry.tried.filter(|_| now.saturating_sub(entry.begun_at) < SLOWEST);
             let first = Redial { at: now + about(FIRST), pause: FIRST, until: now + AS_LONG };
@@ -211,6 +221,15 @@ impl PeerTable {
         if let Some(standing) = entry.sessions.get_mut(&session) {
             standing.goodbye = true;
             entry.note_goodbyes();
+        }
+    }
+
+    /// This side closes a session in order that it had dialled: the peer dialled the other one, and dials again.
+    pub fn left(&self, peer: &Identity, session: u64) {
+        let mut known = lock(&self.known);
+        let entry = known.peers.get_mut(peer);
+        if let Some(standing) = entry.and_then(|entry| entry.sessions.get_mut(&session)) {
+            standing.left = true;
         }
     }
 
@@ -453,6 +472,43 @@ mod tests {
             });
             assert!(ended == [false, true] && !peers.comes_back(&peer(1)));
         }
+    }
+
+    #[test]
+    fn of_two_connections_that_are_lost_the_one_dialled_here_is_dialled_again_in_any_order() {
+        let both = || {
+            let peers = PeerTable::default();
+            peers.begun(peer(1), 1, "", at(), HOUR);
+            peers.begun(peer(1), 2, "", None, HOUR);
+            peers
+        };
+        let end = |peers: &PeerTable, session, code| {
+            peers.ended(peer(1), session, &error(code), code == Code::PeerLost, HOUR)
+        };
+        let lost = |peers: &PeerTable, session| end(peers, session, Code::PeerLost);
+        for ends in [[1, 2], [2, 1]] {
+            let peers = both();
+            assert_eq!(ends.map(|session| lost(&peers, session)), [false, true]);
+            assert!(peers.comes_back(&peer(1)), "{ends:?}");
+        }
+        // The peer has dialled since, and does it again.
+        let peers = both();
+        assert!(!lost(&peers, 1) && !peers.begun(peer(1), 3, "", None, HOUR));
+        assert!(!lost(&peers, 2) && lost(&peers, 3) && !peers.comes_back(&peer(1)));
+        // So it does where this side has closed its own one.
+        for ends in [[1, 2], [2, 1]] {
+            let peers = both();
+            peers.left(&peer(1), 1);
+            assert_eq!(ends.map(|session| lost(&peers, session)), [false, true]);
+            assert!(!peers.comes_back(&peer(1)), "{ends:?}");
+        }
+        // How the last one ends says whether there is anything to dial for.
+        let peers = both();
+        assert!(!lost(&peers, 1) && end(&peers, 2, Code::ProtocolError) && !peers.comes_back(&peer(1)));
+        let peers = both();
+        assert!(!lost(&peers, 1));
+        peers.goodbye(&peer(1), 2);
+        assert!(lost(&peers, 2) && !peers.comes_back(&peer(1)));
     }
 
     #[test]

@@ -50,6 +50,11 @@ impl Owner {
         Owner { process, tickets }
     }
 
+    /// Bytes of its pages.
+    pub fn bytes(&self) -> u64 {
+        u64::from(PAGES) * PAGE
+    }
+
     /// It falls silent.
     pub fn stop(&self) {
         let process = rustix::process::Pid::from_child(&self.process);

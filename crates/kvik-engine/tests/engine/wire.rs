@@ -125,13 +125,13 @@ fn a_goodbye_that_the_ends_of_data_channels_overtake_is_still_one() {
     assert!(peer.state == PeerState::Dead && !peer.reconnecting, "{peer:?}");
 }
 
-/// Passes connections on to `to`, and gives them; the first one waits for a word.
-fn gated_proxy(to: SocketAddr) -> (SocketAddr, mpsc::Sender<()>, mpsc::Receiver<TcpStream>) {
+/// Passes so many connections on to `to`, and gives them; the first one waits for a word.
+fn gated_proxy(to: SocketAddr, most: usize) -> (SocketAddr, mpsc::Sender<()>, mpsc::Receiver<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let ((open, opened), (tell, came)) = (mpsc::channel(), mpsc::channel());
     spawn(move || {
-        for number in 0.. {
+        for number in 0..most {
             let Ok((near, _)) = listener.accept() else { return };
             // Nobody may ask for the later ones.
             let _ = tell.send(near.try_clone().unwrap());
@@ -147,31 +147,69 @@ fn gated_proxy(to: SocketAddr) -> (SocketAddr, mpsc::Sender<()>, mpsc::Receiver<
     (address, open, came)
 }
 
+/// Two engines with two connections, which were made at once.
+struct Two {
+    low: Engine,
+    high: Engine,
+    /// The connection that the one of the lower id has dialled, which stays.
+    of_low: TcpStream,
+    /// The other one.
+    of_high: TcpStream,
+}
+
+impl Two {
+    fn new() -> Two {
+        let mut both = [engine(Preference::Tcp), engine(Preference::Tcp)];
+        both.sort_by_key(Engine::id);
+        let [low, high] = both;
+        let pages = || [&low, &high].map(|engine| region(engine, 1, 1));
+        let (there, here) = (pages(), pages());
+        let (to_high, open, of_low) = gated_proxy(high.addresses()[0], usize::MAX);
+        // The control connection and the four channels that a reader opens by default: once.
+        let (to_low, pass_on, of_high) = gated_proxy(low.addresses()[0], 5);
+        let [low_s, high_s] = [(&low, to_low, 0), (&high, to_high, 1)].map(|(owner, proxy, at)| {
+            let grant = owner.grant(&all(&there[at]), many()).unwrap();
+            (Ticket { addresses: vec![proxy], ..grant.ticket().clone() }, grant)
+        });
+        let first = low.read(&all(&here[0]), &high_s.0, None, within(PATIENCE)).unwrap();
+        let of_low = of_low.recv_timeout(PATIENCE).unwrap();
+        pass_on.send(()).unwrap();
+        read(&high, &all(&here[1]), &low_s.0).unwrap();
+        let of_high = of_high.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(count(&low, "sessions_opened"), 1);
+        open.send(()).unwrap();
+        wait_until("the second connection", || count(&low, "sessions_opened") == 2);
+        first.wait(Some(PATIENCE)).unwrap();
+        Two { low, high, of_low, of_high }
+    }
+}
+
+fn count(engine: &Engine, of: &str) -> u64 {
+    engine.stats().iter().find(|(name, _)| *name == of).unwrap().1
+}
+
 #[test]
 fn the_connection_that_is_left_of_two_heals_by_itself() {
-    let mut both = [engine(Preference::Tcp), engine(Preference::Tcp)];
-    // Of two connections that were made at once, that of the lower id stays.
-    both.sort_by_key(Engine::id);
-    let [low, high] = &both;
-    let count = |of: &str| low.stats().iter().find(|(name, _)| *name == of).unwrap().1;
-    let (there, here) =
-        ([low, high].map(|engine| region(engine, 1, 1)), [low, high].map(|engine| region(engine, 1, 2)));
-    let of_low = low.grant(&all(&there[0]), many()).unwrap();
-    let of_high = high.grant(&all(&there[1]), many()).unwrap();
-    let (proxy, open, came) = gated_proxy(high.addresses()[0]);
-    let through = Ticket { addresses: vec![proxy], ..of_high.ticket().clone() };
-    let first = low.read(&all(&here[0]), &through, None, within(PATIENCE)).unwrap();
-    let connection = came.recv_timeout(PATIENCE).unwrap();
-    read(high, &all(&here[1]), of_low.ticket()).unwrap();
-    assert_eq!(count("sessions_opened"), 1);
-    open.send(()).unwrap();
-    wait_until("the second connection", || count("sessions_opened") == 2);
-    first.wait(Some(PATIENCE)).unwrap();
-    wait_until("the end of the first one", || count("sessions_lost") == 1);
-
-    let events = low.events().unwrap();
-    connection.shutdown(Shutdown::Both).unwrap();
+    let Two { low, high, of_low, .. } = Two::new();
+    wait_until("the end of the other one", || count(&low, "sessions_lost") == 1);
+    let [events, theirs] = [&low, &high].map(|engine| engine.events().unwrap());
+    of_low.shutdown(Shutdown::Both).unwrap();
+    expect(&theirs, "peer_lost", 3.0);
+    assert!(!high.peers()[0].reconnecting, "it had closed the one that it had dialled");
     expect(&events, "peer_lost", 3.0);
+    expect(&events, "peer_up", 6.0);
+    assert_eq!(low.peers()[0].state, PeerState::Up);
+}
+
+#[test]
+fn two_connections_that_are_lost_heal_by_themselves_whichever_ends_last() {
+    let Two { low, of_low, of_high, high: _there } = Two::new();
+    let events = low.events().unwrap();
+    of_low.shutdown(Shutdown::Both).unwrap();
+    wait_until("the end of the one that was dialled here", || count(&low, "sessions_lost") > 0);
+    of_high.shutdown(Shutdown::Both).unwrap();
+    expect(&events, "peer_lost", 3.0);
+    // Where the other one had found this engine, nobody listens any more.
     expect(&events, "peer_up", 6.0);
     assert_eq!(low.peers()[0].state, PeerState::Up);
 }

@@ -159,6 +159,7 @@ fn two_connections_become_one_and_nothing_fails() {
             assert_eq!(peer.node.sessions(), [winner]);
         }
         assert!(world.peers[0].downs[0].1.text.contains("in order"), "the goodbye arrived");
+        assert_eq!([0, 1].map(|at| world.peers[at].lives.clone()), [["goodbye"], ["left"]], "seed {seed}");
         world.assert_no_leak();
     }
 }

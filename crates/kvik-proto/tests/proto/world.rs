@@ -501,6 +501,7 @@ impl World {
             Event::Silent(_) => self.peers[at].lives.push("silent"),
             Event::Heard(_) => self.peers[at].lives.push("heard"),
             Event::Goodbye(_) => self.peers[at].lives.push("goodbye"),
+            Event::Left(_) => self.peers[at].lives.push("left"),
             Event::Ending(id, pages) => assert!(pages > 0 && self.peers[at].grants.contains_key(&id)),
             Event::Fence(session) => self.peers[at].asked_to_fence.push(session),
             Event::Send(_) | Event::Stop(_) | Event::NoteRoom(_) | Event::Post(_) | Event::NicsMoved(_) => {}

@@ -70,7 +70,7 @@ impl World {
             Event::Reach(session, call) => self.on_reach(at, session, &call),
             Event::Reached(session, answer) => self.on_reached(at, session, answer.from),
             Event::Served(_) | Event::Stop(_) | Event::Ending(..) | Event::NicsMoved(_) => {}
-            Event::Silent(_) | Event::Heard(_) | Event::Goodbye(_) | Event::Exposed => {}
+            Event::Silent(_) | Event::Heard(_) | Event::Goodbye(_) | Event::Left(_) | Event::Exposed => {}
             Event::Notified(note) => self.on_notified(at, note),
             Event::NoteEnded { session, topic, number, outcome } => {
                 self.on_note_ended(at, session, (topic, number), outcome);

@@ -258,18 +258,20 @@ impl InFlight {
 
     /// It goes through a ring, and goes no further: slots go back as the device is through with them.
     fn unstage<C: RmaDevice>(&mut self, rings: &mut Rings<C>, work: &dyn WorkSource) -> bool {
-        let (left, parted) = (self.is_left(), self.parted.is_some());
+        let (left, parted) = (self.is_left(), self.parted);
         let Some(staged) = &mut self.staged else { return false };
-        if left || parted {
+        if left || parted.is_some() {
             staged.leave();
         }
         let moved = staged.release(rings);
         let waits = !staged.is_out();
-        if !left || parted || self.out > 0 || self.doubt.is_some() || !(waits || self.error.is_some()) {
+        // Of one that was parted nobody waits for the wire any more, but its transfer may still wait for the device.
+        let on_wire = self.out > 0 || (self.doubt.is_some() && parted.is_none());
+        if !left || on_wire || !(waits || self.error.is_some()) {
             return moved;
         }
-        // The link has nothing to do with what is waited for, or with what has failed.
-        if !std::mem::replace(&mut self.landed, true) {
+        // The link has nothing to do with what is waited for, or with what has failed, unless it failed itself.
+        if parted != Some(Parting::Failed) && !std::mem::replace(&mut self.landed, true) {
             work.landed(&mut self.request.id);
         }
         let late = self.left_since.get_or_insert_with(Instant::now).elapsed() > devices::PATIENCE;
