@@ -198,6 +198,23 @@ def test_a_live_grant_keeps_its_region_and_a_region_without_references_is_let_go
         assert until(lambda: grows(idle))
 
 
+def test_a_region_without_references_is_let_go_with_its_last_grant() -> None:
+    with engines() as start:
+        engine, reader, granted = start(), start(), bytearray(range(64))
+        layout = kvik.Layout(1, 64)
+        pages = engine.register(granted).pages(layout, [0])
+        revoked, ticket = engine.grant(pages), engine.grant(pages).ticket
+        revoked.revoke()
+        del pages, revoked
+        gc.collect()
+        assert not grows(granted)
+        target = bytearray(64)
+        reader.read(reader.register(target).pages(layout, [0]), ticket).wait(LIMIT)
+        assert target == bytes(range(64))
+        # Its one reader has confirmed.
+        assert until(lambda: grows(granted))
+
+
 def grows(memory: bytearray) -> bool:
     """Whether no export holds its size."""
     try:

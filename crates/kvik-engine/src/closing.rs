@@ -91,6 +91,7 @@ fn join_all(inner: &Arc<Inner>, control: &Mutex<Option<JoinHandle<()>>>) {
         log::error!("the control thread panicked");
     }
     inner.transfers.open().into_iter().for_each(|id| inner.transfers.abandon(id, closed()));
+    inner.grants.let_go();
     if let Some(observer) = inner.base.observers.program() {
         observer.engine_closed();
     }

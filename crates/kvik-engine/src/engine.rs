@@ -213,7 +213,7 @@ impl Engine {
         }
         base.observers.counters.grants_given.fetch_add(1, Ordering::Relaxed);
         log::debug!(engine:% = self.id(), grant:% = id, request:% = cell.tag; "grant given: {} pages", pages.len());
-        Ok(Grant { inner: inner.clone(), ticket: Arc::new(ticket), cell, _region: pages.region.clone() })
+        Ok(Grant { inner: inner.clone(), ticket: Arc::new(ticket), cell, region: pages.region.clone() })
     }
 
     /// A read ticket without a grant, for a process that makes tickets on this engine's behalf

@@ -78,7 +78,7 @@ pub struct Grant {
     pub(crate) ticket: Arc<Ticket>,
     pub(crate) cell: Arc<GrantCell>,
     /// The region stays registered while its grant is held.
-    pub(crate) _region: Region,
+    pub(crate) region: Region,
 }
 
 impl Grant {
@@ -93,6 +93,12 @@ impl Grant {
     /// Where it stands. Anything but live means that the pages are the owner's again.
     pub fn state(&self) -> GrantState {
         self.cell.end.outcome().and_then(Result::ok).unwrap_or(GrantState::Live)
+    }
+
+    /// Keeps its region registered until it has ended, also when nobody refers to either of them any more. Without this
+    /// it ends when the last of those who refer to its region lets go of that.
+    pub fn keep_region(&self) {
+        self.inner.grants.keep(self.id(), &self.cell, &self.region);
     }
 
     /// Takes it back. When this returns, the pages are the owner's again.

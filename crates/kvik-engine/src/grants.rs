@@ -9,6 +9,7 @@ use crate::base::Base;
 use crate::budget::Lease;
 use crate::end::End;
 use crate::events::Event;
+use crate::region::Region;
 use crate::sync::lock;
 use crate::tag::Tag;
 use kvik_core::{GrantId, GrantState, Result};
@@ -45,6 +46,8 @@ struct Table {
 struct Given {
     cell: Arc<GrantCell>,
     quarantine: Option<Quarantine>,
+    /// The region, where its grant keeps it. It goes under no lock: its other grants may end with it.
+    kept: Option<Region>,
     _slot: FenceSlot,
     _lease: Lease,
 }
@@ -87,7 +90,7 @@ impl Grants {
         match lock(&self.table).given.entry(id) {
             Entry::Occupied(_) => Err(already_given(id)),
             Entry::Vacant(place) => {
-                place.insert(Given { cell, quarantine: None, _slot: slot, _lease: lease });
+                place.insert(Given { cell, quarantine: None, kept: None, _slot: slot, _lease: lease });
                 Ok(())
             }
         }
@@ -96,6 +99,20 @@ impl Grants {
     /// It was not given. For who has added it, and nobody else.
     pub fn forget(&self, id: GrantId) {
         lock(&self.table).remove(id);
+    }
+
+    /// A region stays registered until this grant over it has ended.
+    pub fn keep(&self, id: GrantId, cell: &Arc<GrantCell>, region: &Region) {
+        let mut table = lock(&self.table);
+        if let Some(given) = table.given.get_mut(&id).filter(|given| Arc::ptr_eq(&given.cell, cell)) {
+            given.kept = Some(region.clone());
+        }
+    }
+
+    /// The engine's threads have gone: nobody ends a grant any more, and none keeps its region.
+    pub fn let_go(&self) {
+        let kept: Vec<_> = lock(&self.table).given.values_mut().map(|given| given.kept.take()).collect();
+        drop(kept);
     }
 
     /// A grant is over, but not its use, unless its end was dealt with before.
@@ -113,7 +130,9 @@ impl Grants {
         let Base { setup, observers, progress, .. } = &*self.base;
         let given = lock(&self.table).remove(id);
         observers.metrics.grant_ended(state);
-        if let Some(Given { cell, quarantine, .. }) = given {
+        if let Some(Given { cell, quarantine, kept, .. }) = given {
+            // Before anybody hears of the end, as memory of transfers.
+            drop(kept);
             cell.end.set(Ok(state));
             log::debug!(engine:% = setup.id(), grant:% = id, request:% = cell.tag; "grant ended: {}", state.name());
             if let Some(Quarantine { pages, tell_at: None }) = quarantine {

@@ -3,6 +3,7 @@
 use crate::config::MAX_DEADLINE;
 use crate::grant::describe;
 use crate::inner::Inner;
+use crate::regions::ANSWER;
 use crate::report::Report;
 use crate::sync::lock;
 use kvik_core::{Code, Error, Layout, Order, RegionId, Result, View};
@@ -89,7 +90,7 @@ impl Region {
         let memory = lock(&self.inner.memory).take();
         let first = memory.is_some();
         if let Some(memory) = memory {
-            engine.regions.withdraw(self.id(), memory);
+            engine.regions.withdraw(self.id(), memory, ANSWER);
         }
         // Whoever closes a region that somebody else is closing waits with him.
         while let Some(memory) = self.inner.weak.upgrade() {
@@ -188,12 +189,11 @@ impl Drop for RegionInner {
             return std::mem::forget(memory);
         }
         if let Some(memory) = memory {
-            self.engine.regions.withdraw(self.id, memory);
+            // This may be a NIC's own thread, with the end of a transfer: it would wait for itself.
+            self.engine.regions.withdraw(self.id, memory, Duration::ZERO);
         }
-        // A transfer that still has it asks what the NICs said of it.
-        if self.weak.upgrade().is_none() {
-            self.engine.regions.forget(self.id);
-        }
+        // Transfers hold this, so none is left that asks what the NICs said of it.
+        self.engine.regions.forget(self.id);
     }
 }
 

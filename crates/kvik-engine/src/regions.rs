@@ -8,6 +8,10 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+/// How long NICs may take to say that they have heard of a region's end, where somebody waits for that: far longer than
+/// any driver takes to forget memory.
+pub(crate) const ANSWER: Duration = Duration::from_secs(1);
+
 /// How long NICs may take to learn of so many bytes, whose pages the kernel pins one by one.
 fn registering(deadline: Duration, bytes: usize) -> Duration {
     deadline + Duration::from_secs(bytes as u64 >> 30)
@@ -48,19 +52,19 @@ impl Regions {
         let transports = self.base.transports.all();
         transports.iter().try_for_each(|one| one.register(id, memory, limit)).inspect_err(|_| {
             lock(&self.table).shown.remove(&id);
-            transports.iter().for_each(|one| one.withdraw(id));
+            transports.iter().for_each(|one| one.withdraw(id, ANSWER));
             self.forget(id);
         })
     }
 
-    /// Ends the grants over a region and takes it back from the transports.
-    pub fn withdraw(&self, id: RegionId, memory: RegionMemory) {
+    /// Ends the grants over a region and takes it back from the transports, whose NICs have up to `limit` to answer.
+    pub fn withdraw(&self, id: RegionId, memory: RegionMemory, limit: Duration) {
         lock(&self.table).shown.remove(&id);
         self.base.node(|node, _| node.grants().end_all_of(id));
         // NICs let go of memory only when nobody else holds it.
         drop(memory);
         // In order: whoever may be showing it right now comes before the NICs.
-        self.base.transports.all().iter().for_each(|one| one.withdraw(id));
+        self.base.transports.all().iter().for_each(|one| one.withdraw(id, limit));
     }
 
     /// Drops what is kept of a region until it is closed for good: until then it may be shown again.

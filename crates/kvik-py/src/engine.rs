@@ -20,7 +20,7 @@ use crate::ticket::PyTicket;
 use crate::transfer::{self, PyTransfer};
 use crate::warm_up::{self, PyWarmUp};
 use kvik_core::{GrantId, Right};
-use kvik_engine::{Engine, GrantOptions, TransferOptions};
+use kvik_engine::{Engine, Grant, GrantOptions, TransferOptions};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyType};
@@ -211,8 +211,8 @@ impl PyEngine {
         if options.right == Right::Write {
             pages.get().region.get().check_writable(py, "the holder of a write grant")?;
         }
-        let grant = py.detach(|| engine.grant(set, options)).or_raise(py)?;
-        self.1.get(py)?.keep_grant(&grant);
+        // The ticket may outlive the Python objects that it was made from.
+        let grant = py.detach(|| engine.grant(set, options).inspect(Grant::keep_region)).or_raise(py)?;
         process::current().inbox.give_up_held(py);
         Ok(PyGrant::new(grant, pages.clone().unbind()))
     }

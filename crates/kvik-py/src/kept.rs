@@ -1,10 +1,10 @@
-//! What keeps an engine's grants and regions while Python refers to none of them, until the engine ends.
+//! What an engine's object remembers of its regions, until the engine ends.
 
 use crate::engine::PyEngine;
 use crate::process::{self, lock};
 use crate::region::PyRegion;
-use kvik_core::{GrantState, Result};
-use kvik_engine::{Config, Engine, Grant};
+use kvik_core::Result;
+use kvik_engine::{Config, Engine};
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
@@ -14,21 +14,14 @@ use std::time::Duration;
 /// How long an engine that is dropped without `close` may take to close.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the object of an engine remembers for Python.
+/// See the module's text.
 #[derive(Default)]
 pub(crate) struct Kept {
-    /// Grants that were live when last looked at. A ticket may outlive the Python objects that it was made
-    /// from, and the engine unregisters a region that nobody refers to: so this refers to its live grants.
-    grants: Mutex<Vec<Grant>>,
     /// Weak references to registered regions, whose memory is given back when the engine closes.
     regions: Mutex<Vec<Py<PyWeakrefReference>>>,
 }
 
 impl Kept {
-    pub fn keep_grant(&self, grant: &Grant) {
-        push(&self.grants, grant.clone(), |grant| grant.state() == GrantState::Live);
-    }
-
     pub fn keep_region(&self, region: &Bound<'_, PyRegion>) -> PyResult<()> {
         let py = region.py();
         let weak = PyWeakrefReference::new(region)?.unbind();
@@ -36,10 +29,10 @@ impl Kept {
         Ok(())
     }
 
-    /// Lets go of everything, once the engine is closed.
+    /// Lets go of all of them, once the engine is closed.
     pub fn clear(&self, py: Python<'_>) {
-        drop(take(&self.grants));
-        for weak in take(&self.regions) {
+        let regions = std::mem::take(&mut *lock(&self.regions));
+        for weak in regions {
             if let Some(Ok(region)) = weak.bind(py).upgrade().map(|region| region.cast_into::<PyRegion>()) {
                 region.get().abandon(py);
             }
@@ -57,10 +50,6 @@ fn push<T>(list: &Mutex<Vec<T>>, element: T, lasts: impl Fn(&T) -> bool) {
         list.reserve(left.max(16));
     }
     list.push(element);
-}
-
-fn take<T>(list: &Mutex<Vec<T>>) -> Vec<T> {
-    std::mem::take(&mut *lock(list))
 }
 
 /// An engine that runs, and that `kvik stat` and `kvik trace` can look at.

@@ -201,13 +201,13 @@ impl Transport for Rma {
         Ok(())
     }
 
-    fn withdraw(&self, region: RegionId) {
+    fn withdraw(&self, region: RegionId, limit: Duration) {
         let regions = lock(&self.regions);
         let known = regions.get(&region).filter(|known| !matches!(known.reach, Reach::No(_)));
         let name = known.map(|known| known.name);
         drop(regions);
         if let Some(name) = name {
-            self.pool.unregister(name);
+            self.pool.unregister(name, limit);
         }
     }
 

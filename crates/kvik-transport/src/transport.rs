@@ -127,8 +127,9 @@ pub trait Transport: Send + Sync {
     /// That memory of a device cannot be used is no error: [`Transport::answer`] and [`Transport::closed`] say so.
     fn register(&self, region: RegionId, memory: &RegionMemory, limit: Duration) -> Result<()>;
 
-    /// Takes memory back, from peers too. It is let go of as soon as nobody else holds it.
-    fn withdraw(&self, region: RegionId);
+    /// Takes memory back, from peers too. It is let go of as soon as nobody else holds it. Devices have up to `limit` to
+    /// say that they have heard so; with none nobody waits for them, which is for callers that their own threads may be.
+    fn withdraw(&self, region: RegionId, limit: Duration);
 
     /// Drops what is still known of a region that was withdrawn: nobody asks for it any more.
     fn forget(&self, _region: RegionId) {}

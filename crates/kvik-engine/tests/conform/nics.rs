@@ -5,7 +5,7 @@ use crate::faulty::Faults;
 use crate::pair::{Kind, OPS, Op, Pair, Standin, metric, options, whole};
 use crate::standin::Control;
 use kvik_core::Code;
-use kvik_engine::{Config, Engine, Verify};
+use kvik_engine::{Config, Engine, Grant, Region, Transfer, TransferOptions, Verify};
 use std::time::{Duration, Instant};
 
 /// A kind of NIC, by its stand-in, and what it says.
@@ -548,8 +548,49 @@ fn regions_of_an_engine_that_has_closed_wait_for_no_nic() {
         let regions: Vec<_> = (0..8).map(|_| pair.other.allocate(PAGE).unwrap()).collect();
         pair.other.close(PATIENCE).unwrap();
         let began = Instant::now();
-        drop(regions);
+        regions.iter().for_each(|region| region.close(PATIENCE).unwrap());
         // A second for each of them it was, in which a NIC may say that it has let go.
         assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    });
+}
+
+/// Reads into a region each, which they alone still hold.
+fn orphans(pair: &Pair, grant: &Grant, regions: Vec<Region>) -> Vec<Transfer> {
+    let options =
+        TransferOptions { verify: Some(Verify::Off), deadline: Some(PATIENCE), ..Default::default() };
+    let begin = |here: &Region| pair.begin_with(Op::Read, &whole(here, PAGE), grant, options.clone());
+    regions.iter().map(begin).collect()
+}
+
+/// A NIC's thread ends transfers, and so may be the last to let go of their regions: it cannot wait for its own word.
+#[test]
+fn regions_that_go_with_their_transfers_wait_for_no_nic() {
+    let name = "regions_that_go_with_their_transfers_wait_for_no_nic";
+    let kind = EFA.one;
+    kind.place(&format!("{}::{name}", module_path!()), |control| {
+        let (pair, mut control) = (Pair::new(kind), control.expect("the stand-in is there"));
+        pair.pass();
+        let there = kind.granted_region(&pair.owner, PAGE, 1);
+        let grant = pair.grant(Op::Read, &whole(&there, PAGE));
+        let regions = || (0..8).map(|_| pair.other.allocate(PAGE).unwrap()).collect();
+        let known = control.counts()["regions"];
+        let here = regions();
+        pair.ours.hold_from(pair.ours.given());
+        let transfers = orphans(&pair, &grant, here);
+        assert!(pair.ours.wait_held(1, PATIENCE));
+        let began = Instant::now();
+        pair.ours.release();
+        transfers.iter().for_each(|transfer| drop(transfer.wait(Some(PATIENCE)).unwrap()));
+        // A second for each of them it was.
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+        wait_until("the NIC to forget the regions", || control.counts()["regions"] == known);
+        // The same where the end of the engine ends them.
+        control.say("stick count=1000");
+        let transfers = orphans(&pair, &grant, regions());
+        wait_until("them to be stuck", || control.counts()["stuck"] == 8);
+        let began = Instant::now();
+        pair.other.close(PATIENCE).unwrap();
+        assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+        transfers.iter().for_each(|one| assert_eq!(code(one.wait(Some(PATIENCE))), Code::EngineClosed));
     });
 }

@@ -211,6 +211,36 @@ fn a_use_is_confirmed_and_extended_without_moving_anything() {
 }
 
 #[test]
+fn a_region_that_its_grant_keeps_goes_with_the_grant() {
+    for transport in BOTH {
+        let (owner, reader) = (engine(transport), engine(transport));
+        let here = region(&reader, 2, 2);
+        let held = |regions: u32| owner.metrics().contains(&format!("\nkvik_regions {regions}\n"));
+        for revoked in [false, true] {
+            let there = region(&owner, 2, 1);
+            let grant = owner.grant(&all(&there), GrantOptions::default()).unwrap();
+            grant.keep_region();
+            let ticket = grant.ticket().clone();
+            drop(there);
+            if revoked {
+                assert!(held(1));
+                grant.revoke(PATIENCE).unwrap();
+                drop(grant);
+            } else {
+                drop(grant);
+                read(&reader, &all(&here), &ticket).unwrap();
+                check(&region(&owner, 2, 1), &[0, 1], &here, &[0, 1]);
+            }
+            wait_until("the region's end", || held(0));
+        }
+        // Without it a grant ends with the last of those who refer to its region.
+        let lone = owner.grant(&all(&region(&owner, 2, 1)), many()).unwrap().ticket().clone();
+        assert_eq!(code(read(&reader, &all(&here), &lone)), Code::RegionClosed);
+        assert!(held(0));
+    }
+}
+
+#[test]
 fn an_id_that_a_live_grant_has_is_refused_and_the_grant_stays_as_it_was() {
     let (owner, reader) = (engine(Preference::Local), engine(Preference::Local));
     let (there, here) = (region(&owner, 2, 1), region(&reader, 2, 2));

@@ -235,7 +235,7 @@ impl Transport for Local {
         Ok(())
     }
 
-    fn withdraw(&self, region: RegionId) {
+    fn withdraw(&self, region: RegionId, _limit: Duration) {
         lock(&self.regions).remove(&region);
         self.links.all().iter().for_each(|link| link.unshare(region));
         self.flush();

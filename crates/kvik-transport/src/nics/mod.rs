@@ -264,7 +264,7 @@ impl NicPool {
             .map(|(wait, nic)| answered(wait, nic, "take in the memory", limit))
             .collect();
         if keys.is_err() {
-            self.unregister(memory.name());
+            self.unregister(memory.name(), ANSWER);
         }
         keys.map(Into::into)
     }
@@ -279,7 +279,7 @@ impl NicPool {
         let made: Result<Vec<()>> = (answers.iter().zip(&self.stats))
             .map(|(wait, nic)| answered(wait, nic, "make a page-locked ring", limit))
             .collect();
-        made.map(drop).inspect_err(|_| self.unregister(memory.name()))
+        made.map(drop).inspect_err(|_| self.unregister(memory.name(), ANSWER))
     }
 
     /// The same of memory that was withdrawn and is still held: each has a ring for it.
@@ -287,10 +287,10 @@ impl NicPool {
         drop(self.ask(|answer| Command::Stage(memory.clone(), answer)));
     }
 
-    /// Takes memory of this name from every NIC, as soon as nobody else holds it.
-    pub fn unregister(&self, name: usize) {
+    /// Takes memory of this name from every NIC, as soon as nobody else holds it. They have up to `limit` to answer.
+    pub fn unregister(&self, name: usize, limit: Duration) {
         // Threads answer at once, unless one is stuck: then it lets go later.
-        let until = Instant::now() + ANSWER;
+        let until = Instant::now() + limit;
         for wait in self.ask(|answer| Command::Unregister(name, answer)) {
             let _ = wait.recv_timeout(until.saturating_duration_since(Instant::now()));
         }

@@ -90,7 +90,7 @@ impl Transport for Tcp {
         Ok(())
     }
 
-    fn withdraw(&self, _region: RegionId) {}
+    fn withdraw(&self, _region: RegionId, _limit: Duration) {}
 
     fn answer(&self, request: &Request<'_>) -> Answer {
         match lock(&self.sessions).get(&request.session) {

@@ -212,7 +212,7 @@ impl Host {
     }
 
     pub fn withdraw(&self, region: RegionId) {
-        self.all().iter().for_each(|one| one.withdraw(region));
+        self.all().iter().for_each(|one| one.withdraw(region, PATIENCE));
         self.all().iter().for_each(|one| one.forget(region));
     }
 

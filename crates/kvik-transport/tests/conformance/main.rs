@@ -110,7 +110,7 @@ mod checks {
         let region = pair.other.register(7, &here);
         let by = pair.other.under_test.get().unwrap();
         assert!(by.closed(region, &here, Op::Read).is_none());
-        by.withdraw(region);
+        by.withdraw(region, PATIENCE);
         by.register(region, &here, PATIENCE).unwrap();
         assert!(by.closed(region, &here, Op::Read).is_none());
         let weak = here.downgrade();
