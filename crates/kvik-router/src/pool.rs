@@ -76,7 +76,11 @@ impl Engine {
             self.keep_template(None);
         }
         let now = Instant::now();
-        self.note_away(seen == Err(FailureKind::Connect), now);
+        // Only an answer tells that it is back. A check that gives up before the connect timeout does not, nor does a stream
+        // that ends because its host is gone.
+        if !matches!(seen, Err(FailureKind::Timeout | FailureKind::Closed)) {
+            self.note_away(seen == Err(FailureKind::Connect), now);
+        }
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((seen, now));
     }
 
@@ -167,6 +171,25 @@ mod tests {
         assert_eq!(tried(short * 3 + long), 1);
         pool.engines()[0].note(Ok(()));
         assert_eq!((tried(short * 4 + long), tried(short * 4 + long)), (1, 1));
+    }
+
+    #[test]
+    fn who_has_not_answered_is_not_back() {
+        let urls: Vec<EngineUrl> = (1..=2).map(|i| format!("http://p:{i}").parse().unwrap()).collect();
+        let pool = Pool::new(Role::Decode, &urls);
+        let (engine, began) = (&pool.engines()[0], Instant::now());
+        for (seen, back) in [
+            (Err(FailureKind::Timeout), false),
+            (Err(FailureKind::Closed), false),
+            (Err(FailureKind::Status), true),
+            (Err(FailureKind::Protocol), true),
+            (Ok(()), true),
+        ] {
+            engine.note(Err(FailureKind::Connect));
+            engine.note(seen);
+            let firsts = (0..2).filter(|_| pool.pick_at(began).next().unwrap().url == urls[0]).count();
+            assert_eq!(firsts, usize::from(back), "{seen:?}");
+        }
     }
 
     #[test]
