@@ -56,10 +56,16 @@ impl Pool {
     }
 
     fn pick_at(&self, now: Instant) -> impl Iterator<Item = &Arc<Engine>> {
-        let first = self.next.fetch_add(1, Ordering::Relaxed) % self.engines.len().max(1);
+        let (turn, count) = (self.next.fetch_add(1, Ordering::Relaxed), self.engines.len().max(1));
+        let (first, round) = (turn % count, turn / count);
         let in_turn = self.engines[first..].iter().chain(&self.engines[..first]);
         let last = |(at, engine): &(usize, &Arc<Engine>)| engine.is_left_alone(*at == 0, now);
-        let (last, ready): (Vec<_>, Vec<_>) = in_turn.enumerate().partition(last);
+        let (last, mut ready): (Vec<_>, Vec<_>) = in_turn.enumerate().partition(last);
+        // The turns of one that is left alone go to all others in rotation: the one behind it would get twice its share.
+        if ready.first().is_some_and(|(at, _)| *at != 0) {
+            let begin = round % ready.len();
+            ready.rotate_left(begin);
+        }
         ready.into_iter().chain(last).map(|(_, engine)| engine)
     }
 
@@ -189,6 +195,25 @@ mod tests {
             engine.note(seen);
             let firsts = (0..2).filter(|_| pool.pick_at(began).next().unwrap().url == urls[0]).count();
             assert_eq!(firsts, usize::from(back), "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn the_turns_of_one_that_is_left_alone_go_to_all_others() {
+        let urls: Vec<EngineUrl> = (0..4).map(|i| format!("http://p:{i}").parse().unwrap()).collect();
+        for gone in [&[0][..], &[0, 1], &[0, 2], &[3]] {
+            let pool = Pool::new(Role::Prefill, &urls);
+            let began = Instant::now();
+            gone.iter().for_each(|at| pool.engines()[*at].note_away(true, began));
+            let mut firsts = [0; 4];
+            for _ in 0..240 {
+                let order: Vec<_> = pool.pick_at(began).map(|e| e.url.clone()).collect();
+                assert!(urls.iter().all(|url| order.contains(url)));
+                firsts[urls.iter().position(|url| *url == order[0]).unwrap()] += 1;
+            }
+            let share = 240 / (4 - gone.len());
+            let fair: Vec<_> = (0..4).map(|at| if gone.contains(&at) { 0 } else { share }).collect();
+            assert_eq!(firsts[..], fair, "{gone:?} are gone");
         }
     }
 
