@@ -278,6 +278,51 @@ def test_a_target_waits_for_what_takes_longer_than_its_patience(
     assert sum(turns) == payload
 
 
+def stretched(trace: Trace, seconds: float) -> Trace:
+    """The recording, as if it had taken so long."""
+    ok = [moved.t for moved in trace.moved if moved.outcome == "ok"]
+    first, factor = min(ok), seconds / (max(ok) - min(ok))
+    return replace(
+        trace, moved=[replace(moved, t=first + (moved.t - first) * factor) for moved in trace.moved]
+    )
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 3 * 86400.0])
+def test_how_long_a_replay_may_take_does_not_follow_from_the_recording(
+    recorded: tuple[Path, Trace, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """A slower link than the recorded one takes longer: all grants live for as long as an engine allows."""
+    trace, grant, expiries = stretched(recorded[1], seconds), ReplayPeer.grant, list[float]()
+
+    def noted(self: ReplayPeer, name: str, elements: Elements, right: str, expiry: float) -> str:
+        expiries.append(expiry)
+        return grant(self, name, elements, right, expiry)
+
+    monkeypatch.setattr(ReplayPeer, "grant", noted)
+    results = Results(options(rounds=3), trace)
+    execute(results, None, None, lambda _: None)
+    assert len(results.kvik.slices) == 3
+    assert set(expiries) == {7 * 86400.0}
+
+
+def test_transfers_that_pile_up_are_late_and_no_failure(
+    recorded: tuple[Path, Trace, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a link is slower than the pace, a transfer waits for those before it: longer than by default."""
+    monkeypatch.setenv("KVIK_DEADLINE", "1e-9")
+    results = Results(options(speed=1.0), recorded[1])
+    execute(results, None, None, lambda _: None)
+    assert results.kvik.payload == sum(one["bytes"] for one in recorded[2])
+
+
+def test_rounds_that_outlive_every_grant_are_refused_first(
+    recorded: tuple[Path, Trace, list[dict[str, Any]]],
+) -> None:
+    trace = stretched(recorded[1], 3 * 86400.0)
+    with pytest.raises(TraceError, match=r"3 rounds of 3\.0 days .* 7 days: .*--rounds.*--speed"):
+        execute(Results(options(rounds=3, speed=1.0), trace), None, None, lambda _: None)
+
+
 def test_the_commands_show_and_replay(
     recorded: tuple[Path, Trace, list[dict[str, Any]]], tmp_path: Path
 ) -> None:

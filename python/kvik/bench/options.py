@@ -19,6 +19,8 @@ MIN_ROUNDS = 4
 SLICE_SECONDS = 1.0
 TOTAL_LIMIT_SECONDS = 4 * 3600.0
 CELL_SPARE_SECONDS = 300.0
+LONGEST_GRANT_SECONDS = 7 * 86400.0
+"""The longest life of a grant that an engine gives; one of a target ends with its initiator, too."""
 
 SPREAD_OVER = 4
 BUFFER_FLOOR = 256 << 20
