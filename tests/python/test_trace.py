@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 import kvik
 from kvik.bench import control
-from kvik.bench.errors import BenchError
+from kvik.bench.errors import BenchError, CheckError
 from kvik.bench.stream import CHUNKS, StreamInitiator
 from kvik.bench.target import serve
 from kvik.stat.engines import StatError, asking
@@ -26,7 +26,7 @@ from kvik.trace.cli import trace
 from kvik.trace.file import Dims, Moved, Trace, TraceError
 from kvik.trace.pattern import Elements
 from kvik.trace.record import record
-from kvik.trace.replay import Replay, ReplayOptions, Results, execute, plan, target_options
+from kvik.trace.replay import Replay, ReplayOptions, Results, execute, judge, plan, target_options
 from kvik.trace.target import ReplayPeer, ReplayTarget
 from tests.python.peers import LIMIT, engines, random_seed, until
 
@@ -195,6 +195,37 @@ def test_a_replay_that_moves_other_pages_is_found_out(
     monkeypatch.setattr(Replay, "begin", elsewhere)
     with pytest.raises(Exception, match=r"found 0x.*expected 0x"):
         execute(Results(options(), trace), None, None, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "used", "right"),
+    [
+        ("nics", "libfabric", True), ("nics", "verbs", True), ("nics", "plugin", True),
+        ("auto", "plugin", True), ("nics", "tcp", False), ("local", "tcp", False), ("tcp", "verbs", False),
+    ],
+)  # fmt: skip
+def test_a_transfer_over_another_transport_is_found_out(
+    recorded: tuple[Path, Trace, list[dict[str, Any]]],
+    asked: kvik.TransportName,
+    used: str,
+    right: bool,
+) -> None:
+    """A report has the name of the NICs' library, where `nics` was asked for."""
+    results = Results(options(transport=asked), recorded[1])
+    step = plan(recorded[1], results)[0][0]
+
+    class Report:
+        bytes, transport, mechanism = step.moved.bytes, used, "one of a test"
+        checks: tuple[str, ...] = ()
+        rejected_transports: tuple[str, ...] = ()
+
+    report = cast(kvik.Report, Report())
+    if right:
+        judge(step, report, results.options, results)
+        assert set(results.used.paths) == {used}
+        return
+    with pytest.raises(CheckError, match=f"over {used}, not over {asked}"):
+        judge(step, report, results.options, results)
 
 
 class SlowTransfer:

@@ -23,7 +23,7 @@ from kvik.bench.peer import Peer
 
 CHECKED_BYTES = 64 << 20
 REPEAT_SECONDS = 10.0
-NIC_TRANSPORTS = ("libfabric", "verbs")
+NIC_TRANSPORTS = ("libfabric", "verbs", "plugin")
 """What reports call the transport `nics`."""
 
 

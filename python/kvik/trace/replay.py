@@ -20,7 +20,7 @@ import numpy as np
 
 import kvik
 from kvik.bench import facts
-from kvik.bench.contenders import Used
+from kvik.bench.contenders import Used, as_asked
 from kvik.bench.control import IDLE_SECONDS
 from kvik.bench.errors import CheckError
 from kvik.bench.figures import Series, Slice
@@ -356,7 +356,7 @@ def judge(step: Step, report: kvik.Report, options: ReplayOptions, results: Resu
     """Refuse a transfer that was not the recorded one."""
     if report.bytes != step.moved.bytes:
         raise CheckError(f"a transfer of {report.bytes} bytes; recorded were {step.moved.bytes}")
-    if options.transport not in ("auto", report.transport):
+    if not as_asked(options.transport, report.transport):
         raise CheckError(f"a transfer went over {report.transport}, not over {options.transport}")
     results.used.note(report)
 
