@@ -72,7 +72,7 @@ class Options:
     def cell_s(self) -> float:
         """A bound for the life of a cell's grant."""
         if self.repetitions:
-            return TOTAL_LIMIT_SECONDS
+            return LONGEST_GRANT_SECONDS
         return (len(self.transports) + LIMITS) * self.duration * 4 + CELL_SPARE_SECONDS
 
 
