@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 
 import kvik
 from kvik.bench import control
-from kvik.bench.errors import BenchError
+from kvik.bench.errors import BenchError, CheckError
 from kvik.bench.stream import CHUNKS, StreamInitiator
 from kvik.bench.target import serve
 from kvik.stat.engines import StatError, asking
@@ -26,7 +26,7 @@ from kvik.trace.cli import trace
 from kvik.trace.file import Dims, Moved, Trace, TraceError
 from kvik.trace.pattern import Elements
 from kvik.trace.record import record
-from kvik.trace.replay import Replay, ReplayOptions, Results, execute, plan, target_options
+from kvik.trace.replay import Replay, ReplayOptions, Results, execute, judge, plan, target_options
 from kvik.trace.target import ReplayPeer, ReplayTarget
 from tests.python.peers import LIMIT, engines, random_seed, until
 
@@ -197,6 +197,37 @@ def test_a_replay_that_moves_other_pages_is_found_out(
         execute(Results(options(), trace), None, None, lambda _: None)
 
 
+@pytest.mark.parametrize(
+    ("asked", "used", "right"),
+    [
+        ("nics", "libfabric", True), ("nics", "verbs", True), ("nics", "plugin", True),
+        ("auto", "plugin", True), ("nics", "tcp", False), ("local", "tcp", False), ("tcp", "verbs", False),
+    ],
+)  # fmt: skip
+def test_a_transfer_over_another_transport_is_found_out(
+    recorded: tuple[Path, Trace, list[dict[str, Any]]],
+    asked: kvik.TransportName,
+    used: str,
+    right: bool,
+) -> None:
+    """A report has the name of the NICs' library, where `nics` was asked for."""
+    results = Results(options(transport=asked), recorded[1])
+    step = plan(recorded[1], results)[0][0]
+
+    class Report:
+        bytes, transport, mechanism = step.moved.bytes, used, "one of a test"
+        checks: tuple[str, ...] = ()
+        rejected_transports: tuple[str, ...] = ()
+
+    report = cast(kvik.Report, Report())
+    if right:
+        judge(step, report, results.options, results)
+        assert set(results.used.paths) == {used}
+        return
+    with pytest.raises(CheckError, match=f"over {used}, not over {asked}"):
+        judge(step, report, results.options, results)
+
+
 class SlowTransfer:
     """A transfer whose end is known so many seconds after it began."""
 
@@ -276,6 +307,51 @@ def test_a_target_waits_for_what_takes_longer_than_its_patience(
     execute(results, None, None, lambda _: None)
     assert [series.payload for series in (results.kvik, results.memcpy, results.stream)] == [payload] * 3
     assert sum(turns) == payload
+
+
+def stretched(trace: Trace, seconds: float) -> Trace:
+    """The recording, as if it had taken so long."""
+    ok = [moved.t for moved in trace.moved if moved.outcome == "ok"]
+    first, factor = min(ok), seconds / (max(ok) - min(ok))
+    return replace(
+        trace, moved=[replace(moved, t=first + (moved.t - first) * factor) for moved in trace.moved]
+    )
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 3 * 86400.0])
+def test_how_long_a_replay_may_take_does_not_follow_from_the_recording(
+    recorded: tuple[Path, Trace, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    """A slower link than the recorded one takes longer: all grants live for as long as an engine allows."""
+    trace, grant, expiries = stretched(recorded[1], seconds), ReplayPeer.grant, list[float]()
+
+    def noted(self: ReplayPeer, name: str, elements: Elements, right: str, expiry: float) -> str:
+        expiries.append(expiry)
+        return grant(self, name, elements, right, expiry)
+
+    monkeypatch.setattr(ReplayPeer, "grant", noted)
+    results = Results(options(rounds=3), trace)
+    execute(results, None, None, lambda _: None)
+    assert len(results.kvik.slices) == 3
+    assert set(expiries) == {7 * 86400.0}
+
+
+def test_transfers_that_pile_up_are_late_and_no_failure(
+    recorded: tuple[Path, Trace, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a link is slower than the pace, a transfer waits for those before it: longer than by default."""
+    monkeypatch.setenv("KVIK_DEADLINE", "1e-9")
+    results = Results(options(speed=1.0), recorded[1])
+    execute(results, None, None, lambda _: None)
+    assert results.kvik.payload == sum(one["bytes"] for one in recorded[2])
+
+
+def test_rounds_that_outlive_every_grant_are_refused_first(
+    recorded: tuple[Path, Trace, list[dict[str, Any]]],
+) -> None:
+    trace = stretched(recorded[1], 3 * 86400.0)
+    with pytest.raises(TraceError, match=r"3 rounds of 3\.0 days .* 7 days: .*--rounds.*--speed"):
+        execute(Results(options(rounds=3, speed=1.0), trace), None, None, lambda _: None)
 
 
 def test_the_commands_show_and_replay(

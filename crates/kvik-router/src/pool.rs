@@ -56,10 +56,16 @@ impl Pool {
     }
 
     fn pick_at(&self, now: Instant) -> impl Iterator<Item = &Arc<Engine>> {
-        let first = self.next.fetch_add(1, Ordering::Relaxed) % self.engines.len().max(1);
+        let (turn, count) = (self.next.fetch_add(1, Ordering::Relaxed), self.engines.len().max(1));
+        let (first, round) = (turn % count, turn / count);
         let in_turn = self.engines[first..].iter().chain(&self.engines[..first]);
         let last = |(at, engine): &(usize, &Arc<Engine>)| engine.is_left_alone(*at == 0, now);
-        let (last, ready): (Vec<_>, Vec<_>) = in_turn.enumerate().partition(last);
+        let (last, mut ready): (Vec<_>, Vec<_>) = in_turn.enumerate().partition(last);
+        // The turns of one that is left alone go to all others in rotation: the one behind it would get twice its share.
+        if ready.first().is_some_and(|(at, _)| *at != 0) {
+            let begin = round % ready.len();
+            ready.rotate_left(begin);
+        }
         ready.into_iter().chain(last).map(|(_, engine)| engine)
     }
 
@@ -76,7 +82,11 @@ impl Engine {
             self.keep_template(None);
         }
         let now = Instant::now();
-        self.note_away(seen == Err(FailureKind::Connect), now);
+        // Only an answer tells that it is back. A check that gives up before the connect timeout does not, nor does a stream
+        // that ends because its host is gone.
+        if !matches!(seen, Err(FailureKind::Timeout | FailureKind::Closed)) {
+            self.note_away(seen == Err(FailureKind::Connect), now);
+        }
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((seen, now));
     }
 
@@ -167,6 +177,44 @@ mod tests {
         assert_eq!(tried(short * 3 + long), 1);
         pool.engines()[0].note(Ok(()));
         assert_eq!((tried(short * 4 + long), tried(short * 4 + long)), (1, 1));
+    }
+
+    #[test]
+    fn who_has_not_answered_is_not_back() {
+        let urls: Vec<EngineUrl> = (1..=2).map(|i| format!("http://p:{i}").parse().unwrap()).collect();
+        let pool = Pool::new(Role::Decode, &urls);
+        let (engine, began) = (&pool.engines()[0], Instant::now());
+        for (seen, back) in [
+            (Err(FailureKind::Timeout), false),
+            (Err(FailureKind::Closed), false),
+            (Err(FailureKind::Status), true),
+            (Err(FailureKind::Protocol), true),
+            (Ok(()), true),
+        ] {
+            engine.note(Err(FailureKind::Connect));
+            engine.note(seen);
+            let firsts = (0..2).filter(|_| pool.pick_at(began).next().unwrap().url == urls[0]).count();
+            assert_eq!(firsts, usize::from(back), "{seen:?}");
+        }
+    }
+
+    #[test]
+    fn the_turns_of_one_that_is_left_alone_go_to_all_others() {
+        let urls: Vec<EngineUrl> = (0..4).map(|i| format!("http://p:{i}").parse().unwrap()).collect();
+        for gone in [&[0][..], &[0, 1], &[0, 2], &[3]] {
+            let pool = Pool::new(Role::Prefill, &urls);
+            let began = Instant::now();
+            gone.iter().for_each(|at| pool.engines()[*at].note_away(true, began));
+            let mut firsts = [0; 4];
+            for _ in 0..240 {
+                let order: Vec<_> = pool.pick_at(began).map(|e| e.url.clone()).collect();
+                assert!(urls.iter().all(|url| order.contains(url)));
+                firsts[urls.iter().position(|url| *url == order[0]).unwrap()] += 1;
+            }
+            let share = 240 / (4 - gone.len());
+            let fair: Vec<_> = (0..4).map(|at| if gone.contains(&at) { 0 } else { share }).collect();
+            assert_eq!(firsts[..], fair, "{gone:?} are gone");
+        }
     }
 
     #[test]

@@ -16,14 +16,14 @@ from dataclasses import dataclass, field
 import kvik
 from kvik.bench import pattern
 from kvik.bench.errors import CheckError
-from kvik.bench.figures import Slice
+from kvik.bench.figures import Series, Slice
 from kvik.bench.memory import Memory
 from kvik.bench.pages import Cell, PagePlan
 from kvik.bench.peer import Peer
 
 CHECKED_BYTES = 64 << 20
 REPEAT_SECONDS = 10.0
-NIC_TRANSPORTS = ("libfabric", "verbs")
+NIC_TRANSPORTS = ("libfabric", "verbs", "plugin")
 """What reports call the transport `nics`."""
 
 
@@ -86,14 +86,15 @@ class Kvik:
         end = time.perf_counter() + seconds
         return self._run([self._walk(slot, end) for slot in range(self._slots)])
 
-    def repeat(self, count: int) -> list[Slice]:
-        """Move so many batches, one after the other; in parts, between which the target hears of us."""
-        found: list[Slice] = []
+    def repeat(self, count: int, found: Series) -> None:
+        """Move so many batches, one after the other; in parts, each of which is in ``found`` as it ends, and
+        between which the target hears of us.
+        """
         while count:
             walk = self._walk(0, time.perf_counter() + REPEAT_SECONDS)
-            found.append(self._run([itertools.islice(walk, count)]))
-            count -= len(found[-1].latencies_s)
-        return found
+            part = self._run([itertools.islice(walk, count)])
+            found.slices.append(part)
+            count -= len(part.latencies_s)
 
     def warm_up(self, seconds: float) -> None:
         """Walk over the whole buffer once, or for ``seconds``: afterwards mappings and connections exist."""

@@ -19,6 +19,8 @@ MIN_ROUNDS = 4
 SLICE_SECONDS = 1.0
 TOTAL_LIMIT_SECONDS = 4 * 3600.0
 CELL_SPARE_SECONDS = 300.0
+LONGEST_GRANT_SECONDS = 7 * 86400.0
+"""The longest life of a grant that an engine gives; one of a target ends with its initiator, too."""
 
 SPREAD_OVER = 4
 BUFFER_FLOOR = 256 << 20
@@ -70,7 +72,7 @@ class Options:
     def cell_s(self) -> float:
         """A bound for the life of a cell's grant."""
         if self.repetitions:
-            return TOTAL_LIMIT_SECONDS
+            return LONGEST_GRANT_SECONDS
         return (len(self.transports) + LIMITS) * self.duration * 4 + CELL_SPARE_SECONDS
 
 

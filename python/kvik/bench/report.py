@@ -78,10 +78,12 @@ def table(results: Results) -> Table:
             )
             grid.add_row(label, *map(escape, row(path_text(part), part.series, unit, ratios)))
             label = ""
+        label = "" if result.complete else "not finished"
         if results.options.repetitions:
+            if label:
+                grid.add_row(label)
             grid.add_section()
             continue
-        label = "" if result.complete else "not finished"
         grid.add_row(label, *row("memcpy", result.memcpy, unit, ("", "")), style="dim")
         stream = f"tcp stream, {size_text(result.send_bytes)} sends"
         grid.add_row("", *row(stream, result.stream, unit, ("", "")), style="dim", end_section=True)
@@ -143,13 +145,13 @@ def _series_json(series: Series) -> dict[str, Any]:
 
 
 def _repeated_json(part: KvikResult) -> dict[str, Any]:
-    """Of repetitions: the seconds of each, in their order, and what each engine counted before and after."""
+    """Of repetitions: the seconds of each, in their order; when all are made, what each engine counted."""
     if part.repeated is None:
         return {}
     return {
         "warmup_s": part.repeated.warmup.latencies_s,
         "repetitions_s": part.series.latencies_s,
-        "counted": {"initiator": part.repeated.initiator, "target": part.repeated.target},
+        "counted": part.repeated.counted,
     }
 
 

@@ -43,9 +43,9 @@ Counted = tuple[dict[str, float], dict[str, float]]
 class Repeated:
     """Beside batches that were timed one by one: those before them, and what both engines counted of all."""
 
-    warmup: Series
-    initiator: Counted
-    target: Counted
+    warmup: Series = field(default_factory=Series)
+    counted: dict[str, Counted] | None = None
+    """By the name of the side; None where not all batches were moved."""
 
 
 @dataclass
@@ -156,7 +156,7 @@ class Bench:
         results.append(result)
         if self._stream is None:
             for path, part in zip(paths, result.kvik, strict=True):
-                part.repeated = self._repeat(path, part.series)
+                self._repeat(path, part)
         else:
             self._rounds(cell, plan, paths, result, self._stream)
         for path in paths:
@@ -178,13 +178,15 @@ class Bench:
         self._op = op
         return True
 
-    def _repeat(self, path: Kvik, series: Series) -> Repeated:
-        """One batch after the other, the first ones apart."""
+    def _repeat(self, path: Kvik, part: KvikResult) -> None:
+        """One batch after the other, the first ones apart; what was moved until a failure is in ``part``."""
         before = counted(self._engine), self._peer.counted()
-        warmup = Series(path.repeat(self.options.warmup))
-        series.slices += path.repeat(self.options.repetitions)
+        part.repeated = Repeated()
+        path.repeat(self.options.warmup, part.repeated.warmup)
+        path.repeat(self.options.repetitions, part.series)
         after = counted(self._engine), self._peer.counted()
-        return Repeated(warmup, (before[0], after[0]), (before[1], after[1]))
+        both = zip(before, after, strict=True)
+        part.repeated.counted = dict(zip(("initiator", "target"), both, strict=True))
 
     def _rounds(
         self, cell: Cell, plan: PagePlan, paths: list[Kvik], result: CellResult, connection: StreamInitiator

@@ -20,11 +20,12 @@ import numpy as np
 
 import kvik
 from kvik.bench import facts
-from kvik.bench.contenders import Used
+from kvik.bench.contenders import Used, as_asked
 from kvik.bench.control import IDLE_SECONDS
 from kvik.bench.errors import CheckError
 from kvik.bench.figures import Series, Slice
 from kvik.bench.limits import fastest_chunk
+from kvik.bench.options import LONGEST_GRANT_SECONDS
 from kvik.bench.pattern import Bytes
 from kvik.bench.stream import StreamInitiator
 from kvik.bench.target import CLOSE_SECONDS, TargetOptions
@@ -42,7 +43,8 @@ CHECKED_BYTES = 1 << 30
 MOST_OPEN = 256
 """Transfers in flight at the recorded pace; above, the pace waits, and the result says how late it was."""
 
-_EXPIRY_SPARE = 600.0
+_DEADLINE = 86400.0
+"""Seconds that one transfer may take, the most that an engine allows: many may wait for a slow link."""
 _SALT = 0x1F3D5B79
 _UNHEARD = IDLE_SECONDS / 5
 """Seconds of a turn after which the target hears from this side."""
@@ -172,7 +174,6 @@ class Replay:
         peer: ReplayPeer,
         steps: list[Step],
         regions: dict[str, tuple[Dims, str]],
-        expiry: float,
     ) -> None:
         self.options = options
         self._engine = engine
@@ -187,7 +188,7 @@ class Replay:
             self._regions[name] = Sparse(engine, dims, memory, used)
         for step in steps:
             if self._key(step) not in self._tickets:
-                ticket = peer.grant(step.region, step.elements, step.moved.op, expiry)
+                ticket = peer.grant(step.region, step.elements, step.moved.op, LONGEST_GRANT_SECONDS)
                 self._tickets[self._key(step)] = kvik.Ticket(ticket)
 
     @staticmethod
@@ -200,7 +201,8 @@ class Replay:
         call = self._engine.read if step.moved.op == "read" else self._engine.write
         ticket = self._tickets[self._key(step)]
         of = step.moved.traffic_class
-        return call(local, ticket, step.positions, traffic_class=of, transport=self.options.transport)
+        way = self.options.transport
+        return call(local, ticket, step.positions, traffic_class=of, deadline=_DEADLINE, transport=way)
 
     def check(self, results: Results) -> None:
         """Make transfers one by one over poisoned pages, and compare every byte. Raises CheckError."""
@@ -354,7 +356,7 @@ def judge(step: Step, report: kvik.Report, options: ReplayOptions, results: Resu
     """Refuse a transfer that was not the recorded one."""
     if report.bytes != step.moved.bytes:
         raise CheckError(f"a transfer of {report.bytes} bytes; recorded were {step.moved.bytes}")
-    if options.transport not in ("auto", report.transport):
+    if not as_asked(options.transport, report.transport):
         raise CheckError(f"a transfer went over {report.transport}, not over {options.transport}")
     results.used.note(report)
 
@@ -376,13 +378,25 @@ def target_options(options: ReplayOptions, engine_listen: str) -> TargetOptions:
     return TargetOptions(STREAM_BUFFER, "host", "auto", options.channels, options.verify, engine_listen)
 
 
+def _demand_bounded(steps: list[Step], options: ReplayOptions) -> None:
+    """Refuse a pace at which the grants would end before the replay does."""
+    if options.speed is None:
+        return
+    span, day = (steps[-1].moved.t - steps[0].moved.t) / options.speed, 86400.0
+    if options.rounds * span >= LONGEST_GRANT_SECONDS:
+        raise TraceError(
+            f"{options.rounds} rounds of {span / day:.1f} days would outlive the grants, which end after "
+            f"{LONGEST_GRANT_SECONDS / day:.0f} days: use fewer --rounds, or a higher --speed"
+        )
+
+
 def execute(results: Results, address: str | None, secret: str | None, say: Say) -> None:
     """Replay a recording. Raises TraceError, BenchError, kvik.KvikError."""
     options = results.options
     steps, regions = plan(results.trace, results)
     results.steps = len(steps)
     results.recorded_s = [step.moved.times["total_s"] for step in steps if "total_s" in step.moved.times]
-    span = (steps[-1].moved.t - steps[0].moved.t) / (options.speed or 1.0)
+    _demand_bounded(steps, options)
     with ExitStack() as stack:
         peer = stack.enter_context(_peer(options, address, secret))
         results.target = peer.facts
@@ -395,7 +409,7 @@ def execute(results: Results, address: str | None, secret: str | None, say: Say)
             name="replay-initiator",
         )
         stack.callback(engine.close, timeout=CLOSE_SECONDS)
-        replay = Replay(options, engine, peer, steps, regions, options.rounds * span + _EXPIRY_SPARE)
+        replay = Replay(options, engine, peer, steps, regions)
         buffer = bytearray(STREAM_BUFFER)
         stream = peer.stream(memoryview(buffer))
         stack.callback(stream.close)
