@@ -16,6 +16,7 @@ from kvik_lab.errors import LabError
 from kvik_lab.load import tools
 from kvik_lab.load.spec import LoadSpec, parse_spec
 from kvik_lab.load.tools import TOOLS, Installed, installed, refused
+from kvik_lab.records.measures import ttft, ttft_from_send
 from kvik_lab.run.build import resolve
 from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import StudyError, parse_study
@@ -84,6 +85,7 @@ def test_a_tool_sends_the_load_of_a_study(tool: str, tmp_path: Path) -> None:
         assert one.client.warmup.requests == 2
         assert [request.phase for request in one.requests] == ["warmup"] * 2 + ["measure"] * 5
         assert all(request.ok and request.tokens for request in one.requests)
+        assert all(ttft(request) == ttft_from_send(request) for request in one.requests)
         assert all(request.output_tokens_counted == 4 for request in one.requests)
         assert any(figure.metric == "load_ttft" for figure in one.figures)
         for gate in ("V1", "V2", "V3", "V4", "V7"):
