@@ -3,6 +3,7 @@ runs are held to."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from kvik_lab.errors import LabError
 from kvik_lab.load import tools
 from kvik_lab.load.spec import LoadSpec, parse_spec
-from kvik_lab.load.tools import TOOLS, Installed, installed, refused
+from kvik_lab.load.tools import TOOLS, Installed, installed, read_result, refused
 from kvik_lab.records.measures import ttft, ttft_from_send
 from kvik_lab.run.build import resolve
 from kvik_lab.run.slots import plan_slots
@@ -162,6 +163,33 @@ def test_a_specification_becomes_flags(tmp_path: Path) -> None:
     said = flags("aiperf", tmp_path, arrival={"kind": "poisson", "rate": 5.0}, timeout=9.0)
     assert (said["request-rate"], said["arrival-pattern"], said["request-count"]) == ("5.0", "poisson", "7")
     assert (said["isl"], said["osl"], said["request-timeout-seconds"]) == ("640", "4", "9.0")
+
+
+def test_vllm_is_to_send_no_request_that_is_not_recorded(tmp_path: Path) -> None:
+    """Older versions ask the server first whether it is ready, by the first prompt; others have no such
+    flag."""
+    spec = load("vllm-bench")
+    needed = frozenset(TOOLS["vllm-bench"].flags(spec, "m", tmp_path))
+    for more in (set(), {"ready-check-timeout-sec"}):
+        tool = Installed(TOOLS["vllm-bench"], "python", "1", needed | more)
+        said = tool.command(spec, "m", tmp_path, ["--more"])
+        assert ("--ready-check-timeout-sec" in said) == bool(more)
+        assert not more or said[-3:] == ["--ready-check-timeout-sec", "0", "--more"]
+
+
+@pytest.mark.parametrize("times", [True, False])
+def test_a_result_without_times_of_sending_is_refused(times: bool, tmp_path: Path) -> None:
+    """Of older versions: each request would begin at 0, and rates would be those of the longest one."""
+    spec = load("vllm-bench")
+    told = {"duration": 7.0, "ttfts": [0.25] * 7, "itls": [[0.1]] * 7, "errors": [""] * 7}
+    told |= {"start_times": [float(at) for at in range(7)]} if times else {}
+    (tmp_path / "result.json").write_text(json.dumps(told))
+    old = Installed(TOOLS["vllm-bench"], "python", "0.9.1", frozenset())
+    if times:
+        assert len(read_result(old, spec, tmp_path, began=0, ended=1).requests) == 7
+        return
+    with pytest.raises(LabError, match=r"vllm 0\.9\.1 does not record when .*; install a newer"):
+        read_result(old, spec, tmp_path, began=0, ended=1)
 
 
 @pytest.mark.parametrize(
