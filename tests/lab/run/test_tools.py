@@ -93,10 +93,13 @@ def test_a_tool_sends_the_load_of_a_study(tool: str, tmp_path: Path) -> None:
             assert finding(one, gate).status == "passed", finding(one, gate)
         for gate in ("V6", "V9"):
             assert finding(one, gate).status in ("unchecked", "suspect"), finding(one, gate)
-        if tool == "aiperf":
-            assert f"not seen, as {tool} does not record it: whether prompts" in finding(one, "V6").what
-        else:
+        merged = any(len(request.tokens) != 4 for request in one.requests)  # emulators do where all is busy
+        said = "answers came in other messages than one a token"
+        assert (said in finding(one, "V6").what) == merged
+        if tool != "aiperf":
             assert "the server counted the tokens of 0 of 7 prompts" in finding(one, "V6").what
+        elif not merged:
+            assert f"not seen, as {tool} does not record it: whether prompts" in finding(one, "V6").what
     assert processes(out) == []
 
 
