@@ -18,7 +18,7 @@ from kvik_lab.load import tools
 from kvik_lab.load.spec import LoadSpec, parse_spec
 from kvik_lab.load.tools import TOOLS, Installed, installed, read_result, refused
 from kvik_lab.records.measures import ttft, ttft_from_send
-from kvik_lab.run.build import resolve
+from kvik_lab.run.build import resolve, varied
 from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import StudyError, parse_study
 from tests.docs.pages import ROOT
@@ -38,6 +38,21 @@ OF_TOOL = """
     arrival: {{kind: closed, concurrency: 2}}
     requests: 5
     prompt: {{tokens: "{{tokens}}", output: 4, by: {{kind: hf, path: {folder}}}}}
+"""
+ARMS = """
+study: arms
+unit: {{model: tiny}}
+factors:
+  tool: {{levels: [builtin, aiperf], restart: true, sets: {{aiperf: {{load.tool: aiperf, {sets}}}}}}}
+model: log(ttft) ~ tool
+design: {{kind: full}}
+warmup: {{until: count, min: 5}}
+run:
+  driver: emulator
+  nodes: {{other: {{python: /opt/aiperf/bin/python}}}}
+  load:
+    arrival: {{kind: closed, concurrency: 4}}
+    prompt: {{tokens: 1000, output: 16, by: {{kind: hf, path: /m}}}}
 """
 
 
@@ -233,6 +248,14 @@ def test_check_names_the_line_of_what_a_tool_cannot_express() -> None:
     steady = parse_study(text.replace("count, min: 2, max: 2", "changepoint, min: 8, max: 9"))
     with pytest.raises(LabError, match=r"run\.load\.warmup\.until: aiperf cannot express it"):
         resolve(steady, plan_slots(steady))
+
+
+@pytest.mark.parametrize("sets", ["node: other", "env.PYTHONPATH: /other"])
+def test_where_a_tool_is_found_lets_no_server_differ(sets: str) -> None:
+    """What a factor changes of the load's node alone leads no server to another build."""
+    assert varied(parse_study(ARMS.format(sets=f"roles.load.{sets}"))) == ()
+    found = varied(parse_study(ARMS.format(sets="engines.node: other")))
+    assert {"python", "kvik"} <= set(found)
 
 
 def test_the_lab_s_own_driver_sends_no_other_s_load(tmp_path: Path) -> None:
