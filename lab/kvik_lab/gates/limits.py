@@ -26,6 +26,10 @@ LENGTH = 0.01
 """V6. Relative difference of prompt lengths, stated and counted: text of natural words that was corrected by
 a tokenizer's count is within 0.7 % of what was asked for."""
 
+MESSAGES = 0.01
+"""V6. Share of an answer's tokens that may have had no message of their own where messages are what was
+timed: a time a token is then as far off."""
+
 TRANSPORT_SHARE = 0.98
 """V7. Share of KV bytes that has to have gone over the stated transport; the rest is for a link that was
 opened another way before the stated one was up."""

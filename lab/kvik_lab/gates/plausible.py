@@ -6,7 +6,7 @@ import statistics
 from collections import Counter
 
 from kvik_lab.gates.case import Case, invalid, length, not_seen, passed, suspect, unchecked, worst
-from kvik_lab.gates.limits import FLOOR_SLACK, LENGTH
+from kvik_lab.gates.limits import FLOOR_SLACK, LENGTH, MESSAGES
 from kvik_lab.records import Finding, Request, RunRecord
 from kvik_lab.records.measures import ttft_from_send
 
@@ -59,7 +59,7 @@ def v6(case: Case) -> Finding:
     same."""
     if not case.answered:
         return unchecked("V6", "no request was answered")
-    found = worst([_lengths(case), _output(case), _digests(case), *_arms(case)])
+    found = worst([_lengths(case), _output(case), _digests(case), *_messages(case), *_arms(case)])
     return not_seen(case.record, found, "whether prompts differ")
 
 
@@ -119,6 +119,27 @@ def _output(case: Case) -> Finding:
         lengths[one.id],
         one.output_tokens,
     )
+
+
+def _messages(case: Case) -> list[Finding]:
+    """Another driver stamps messages: where these are not tokens, its times a token are none."""
+    client = case.record.client
+    if client is None or client.driver == "builtin":
+        return []
+    pairs = [(len(one.tokens), one.output_tokens_counted) for one in case.answered]
+    other = [(came, has) for came, has in pairs if has is not None and abs(came - has) > MESSAGES * has]
+    if not other:
+        return []
+    came, has = max(other, key=lambda pair: abs(pair[0] - pair[1]))
+    what = (
+        f"{len(other)} of {len(case.answered)} answers came in other messages than one a token: one has "
+        f"{has} tokens in {came}, so tpot, decode_step, output_rate and output_throughput are not of tokens"
+    )
+    remedy = (
+        "have the server send each token by itself (no stream_interval, no speculative decoding, less load), "
+        "or let the lab's own driver send the load (tool: builtin)"
+    )
+    return [suspect("V6", what, remedy, came, has)]
 
 
 def _digests(case: Case) -> Finding:

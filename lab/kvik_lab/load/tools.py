@@ -12,7 +12,7 @@ import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
@@ -38,7 +38,8 @@ Flags = dict[str, str | bool | list[str]]
 
 @dataclass(frozen=True)
 class Tool:
-    """A program of a Python package. `more` says what else it cannot express, as key and reason."""
+    """A program of a Python package. `more` says what else it cannot express, as key and reason; `wanted`
+    are flags of those versions that know them."""
 
     name: str
     package: str
@@ -47,6 +48,7 @@ class Tool:
     result: str
     flags: Callable[[LoadSpec, str, Path], Flags]
     more: Callable[[LoadSpec], Iterator[tuple[str, str]]]
+    wanted: Mapping[str, str] = field(default_factory=dict)
 
 
 def total(load: LoadSpec) -> int:
@@ -117,6 +119,7 @@ def _aiperf_more(load: LoadSpec) -> Iterator[tuple[str, str]]:
 VLLM = Tool(
     "vllm-bench", "vllm", ("vllm.entrypoints.cli.main", "bench", "serve"), ("--help=all",), "result.json",
     _vllm_flags, _vllm_more,
+    {"ready-check-timeout-sec": "0"},  # else older ones send one request more, which they do not record
 )  # fmt: skip
 AIPERF = Tool(
     "aiperf", "aiperf", ("aiperf", "profile"), ("--help",), "profile_export.jsonl", _aiperf_flags,
@@ -172,7 +175,8 @@ class Installed:
         """What sends the load, and writes its result into a folder. Raises `LabError` where this version
         lacks a flag that is needed."""
         said = [self.python, "-m", *self.tool.module]
-        for name, value in self.tool.flags(load, model, folder).items():
+        wanted = {name: value for name, value in self.tool.wanted.items() if name in self.known}
+        for name, value in {**self.tool.flags(load, model, folder), **wanted}.items():
             if name not in self.known:
                 raise LabError(
                     f"{self.tool.name}: {self.tool.package} {self.version} has no --{name}, without which "
@@ -215,11 +219,17 @@ def _ask(tool: Tool, command: Sequence[str]) -> str:
 
 
 def read_result(found: Installed, load: LoadSpec, folder: Path, *, began: int, ended: int) -> LoadResult:
-    """What the tool wrote, with every request. Raises `LabError` where some are not in it."""
+    """What the tool wrote, with every request. Raises `LabError` where some are not in it, or not when they
+    were sent."""
     told = read_foreign(found.tool.name, folder / found.tool.result)
     requests = sorted(told.requests, key=lambda one: one.sent or 0.0)
     if len(requests) != total(load):
         raise LabError(f"{found.tool.name} recorded {len(requests)} requests of {total(load)}")
+    if len(requests) > 1 and len({one.sent for one in requests}) == 1:  # each has a clock of its own
+        raise LabError(
+            f"{found.tool.name}: {found.tool.package} {found.version} does not record when requests were "
+            "sent, without which rates are not known; install a newer version on the node of role load"
+        )
     first = total(load) - load.requests
     requests = [_placed(one, at, first, load) for at, one in enumerate(requests)]
     measured = requests[first:]

@@ -227,7 +227,9 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     found: dict[str, Any] = {
         "\0transport": spec.transport, "\0mode": spec.mode, "\0kv_connector": spec.connector,
     }  # fmt: skip
-    roles: list[tuple[str, EnginesSpec | RoleSpec]] = [("engines", spec.engines), *spec.roles.items()]
+    # What sends requests is no server: where it is found leads none of them to another build.
+    kept = [(name, role) for name, role in spec.roles.items() if name != "load" or spec.driver in PLAIN]
+    roles: list[tuple[str, EnginesSpec | RoleSpec]] = [("engines", spec.engines), *kept]
     for name, role in roles:
         found |= {f"{name}\0{key}": value for key, value in {**role.options, **role.env}.items()}
         if role.node in spec.nodes:

@@ -60,7 +60,8 @@ class Journal:
 
     def _take_up(self, text: str, resume: bool) -> None:
         copy = self.folder / STUDY
-        if copy.exists() and copy.read_text(encoding="utf-8") != text and self.file.exists():
+        same = copy.exists() and copy.read_text(encoding="utf-8") == text
+        if copy.exists() and not same and self.file.exists():
             raise LabError(
                 f"{self.folder}: its runs are of another text of the study ({copy}); "
                 "give a new folder with --out, or take the change back"
@@ -70,7 +71,8 @@ class Journal:
                 f"{self.folder}: has runs already; go on with `kvik lab resume`, or give a new folder "
                 "with --out"
             )
-        copy.write_text(text, encoding="utf-8")
+        if not same:
+            _write(copy, text)
         mend(self.file)
         self.load()
 
@@ -89,6 +91,22 @@ class Journal:
         self.records[record.id] = record
         for tell in self.listeners:
             tell(record)
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file in one step: what was there stays whole if this fails. Raises `LabError`."""
+    beside = path.with_suffix(".new")
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        beside.unlink(missing_ok=True)
+        raise LabError(
+            f"{path}: cannot be written: {error.strerror}; make room, or give another --out"
+        ) from error
 
 
 def mend(file: Path) -> None:

@@ -269,6 +269,22 @@ def test_a_warm_up_that_ended_as_it_is_to(warmup: WarmUp) -> None:
     assert finding(judge(record(client=client(warmup=warmup))), "V9").status == "passed"
 
 
+@pytest.mark.parametrize(
+    ("driver", "counted", "status"),
+    [("aiperf", 2, "unchecked"), ("aiperf", 20, "suspect"), ("vllm-bench", 20, "suspect"),
+     ("aiperf", None, "unchecked"), ("builtin", 20, "passed")],
+)  # fmt: skip
+def test_messages_of_tools_that_are_not_tokens(driver: str, counted: int | None, status: str) -> None:
+    """Two messages with twenty tokens: as many as were asked for, and times a token that are none."""
+    asked = 2 if counted is None or driver == "builtin" else counted
+    sent = requests(output_tokens=asked, output_tokens_counted=counted)
+    found = finding(judge(record(client=client(driver=driver), requests=sent)), "V6")
+    assert found.status == status, found
+    said = "10 of 10 answers came in other messages than one a token: one has 20 tokens in 2"
+    assert (said in found.what) == (status == "suspect")
+    assert status != "suspect" or "tool: builtin" in found.remedy
+
+
 def test_what_is_not_stated_is_not_judged() -> None:
     bare = RunRecord.model_validate(
         record().model_dump(by_alias=True)

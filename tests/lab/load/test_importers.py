@@ -101,7 +101,6 @@ def test_vllm_bench() -> None:
     result = read("vllm-bench", VLLM)
     good, bad = result.requests
     assert ttft_from_send(good) == pytest.approx(0.25)
-    assert ttft(good) == pytest.approx(0.35)  # it waited 0.1 s within the client
     assert gaps(good) == pytest.approx([0.05, 0.07])
     assert good.end == pytest.approx(0.4)
     assert good.ok
@@ -113,6 +112,26 @@ def test_vllm_bench() -> None:
     assert values(result, "load_output_throughput") == {"value": 1.5}
     assert result.client.load["max_concurrency"] == 2
     assert result.ended - result.began == 3 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("load", "due"),
+    [
+        ({"request_rate": "inf", "max_concurrency": 2}, None),
+        ({"request_rate": "inf", "max_concurrency": None}, -0.1),
+        ({"request_rate": 4.0, "max_concurrency": 2}, -0.1),
+        ({"request_rate": 4.0, "max_concurrency": None}, -0.1),
+        ({"request_rate": "inf", "max_concurrency": 2, "ramp_up_strategy": "linear"}, -0.1),
+    ],
+)
+def test_vllm_bench_has_requests_due_where_users_come_by_themselves(
+    load: dict[str, Any], due: float | None
+) -> None:
+    """Of a closed load it makes all requests at once: what they wait is for others to be answered."""
+    good = read("vllm-bench", VLLM | load).requests[0]
+    assert good.due == (None if due is None else pytest.approx(due))
+    assert ttft_from_send(good) == pytest.approx(0.25)
+    assert ttft(good) == pytest.approx(0.25 - (due or 0.0))
 
 
 def test_vllm_bench_of_older_versions_and_without_details() -> None:

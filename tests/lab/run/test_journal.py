@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import subprocess
 import sys
@@ -112,6 +114,34 @@ def test_what_it_is_not_opened_for(tmp_path: Path) -> None:
         pass
     with pytest.raises(LabError, match="of another text"), Journal.opened(tmp_path, "other", resume=True):
         pass
+
+
+def test_the_study_s_text_is_written_once_and_in_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A resumption leaves it alone, and a disk that is full leaves what was there."""
+    copy = tmp_path / "study.yaml"
+    with Journal.opened(tmp_path, "text", resume=False):
+        first = copy.stat()
+    with Journal.opened(tmp_path, "text", resume=True):
+        again = copy.stat()
+    assert (again.st_ino, again.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
+
+    def full(_descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with (
+            pytest.raises(LabError, match=r"study\.yaml: cannot be written: No space left .*another --out"),
+            Journal.opened(tmp_path, "other", resume=False),
+        ):
+            pass
+    assert copy.read_text() == "text"
+    with Journal.opened(tmp_path, "other", resume=False) as journal:
+        assert copy.read_text() == "other"
+        assert sorted(one.name for one in tmp_path.iterdir()) == ["lock", "study.yaml"]
+        journal.add(record("a"))
 
 
 def test_a_look_passes_over_a_record_that_is_being_written(tmp_path: Path) -> None:

@@ -220,6 +220,11 @@ def test_versions_of_nixl_are_those_that_its_engines_find(tmp_path: Path) -> Non
             "  roles: {store: {}}\n  load: {req",
             "kvik's connector asks it, and run.connector is nixl",
         ),
+        (
+            "unified: {mode: unified}",
+            "unified: {mode: unified, connector: nixl, roles.store.count: 1}",
+            "kvik's connector asks it, and run.connector is nixl; write connector: kvik, or take",
+        ),
         ("driver: vllm", "driver: emulator", "the emulator has kvik's transfers, and not nixl"),
     ],
 )

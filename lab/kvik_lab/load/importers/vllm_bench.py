@@ -55,11 +55,19 @@ def _requests(run: Place) -> list[Request]:
     for key, entries in lists.items():
         if entries and len(entries) != count:
             raise LabError(f"{run.where}: {key} has {len(entries)} entries, and ttfts {count}")
+    if _closed(run):  # all are made at once: what a request waited was for others to be answered
+        del lists["queue_times"]
     starts = [one.number() for one in lists["start_times"]]
     zero = min(starts, default=0.0)
     return [
         _request(at, {key: e[at] for key, e in lists.items() if e}, ttfts[at], zero) for at in range(count)
     ]
+
+
+def _closed(run: Place) -> bool:
+    """Whether so many users sent one request after another: nothing but their number bounded the rate."""
+    rate, users, ramp = (run.find(key) for key in ("request_rate", "max_concurrency", "ramp_up_strategy"))
+    return rate is not None and rate.value == "inf" and users is not None and ramp is None
 
 
 def _request(at: int, own: dict[str, Place], ttft: Place, zero: float) -> Request:

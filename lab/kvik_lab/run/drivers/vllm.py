@@ -39,7 +39,7 @@ class Vllm:
             if type(options["block_size"]) is not int:
                 raise LabError(f"{kind}: block_size is {options['block_size']!r}, and no whole number")
         store = spec.roles.get("store")
-        if store is not None and store.count and spec.mode == "disaggregated" and spec.connector != "kvik":
+        if store is not None and store.count and spec.connector != "kvik":
             raise LabError(
                 f"run.roles.store: kvik's connector asks it, and run.connector is {spec.connector}; write "
                 "connector: kvik, or take the store away"
