@@ -86,10 +86,11 @@ def contrast_powers(
     """Power of each contrast where all their intervals hold together at 1 - alpha.
 
     `matrix` has the model's columns, a row a run; `starts` numbers each run's start, `ratio` is the variance
-    between starts over that of a run; `nuisance` are further columns, such as those of blocks.
+    between starts over that of a run; `nuisance` are further columns, such as those of blocks. What only
+    starts tell is judged by them at a ratio of 0 too, since the analysis does not know it.
     """
     extra = np.zeros((len(matrix), 0)) if nuisance is None else nuisance
-    groups = np.arange(len(matrix)) if starts is None or ratio == 0 else starts
+    groups = np.arange(len(matrix)) if starts is None else starts
     strata = Strata(np.hstack([matrix, extra]), groups)
     rng = np.random.default_rng([SEED, len(matrix)])
     noise = rng.standard_normal((draws, strata.starts))[:, groups] * np.sqrt(ratio)
