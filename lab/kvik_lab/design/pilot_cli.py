@@ -54,8 +54,8 @@ def pilot(
     """Say how many iterations a start, and how many starts, are worth their time.
 
     DATA is CSV with a row an iteration: its start, its number, its value, as `kvik lab table` writes it.
-    Further columns name the configuration, but block, unit, and those that say when, where and with which
-    versions was measured; starts of one configuration are compared with each other.
+    Further columns name the configuration, but block, run, unit, and those that say when, where and with
+    which versions was measured; starts of one configuration are compared with each other.
     """
     try:
         groups, notes = read_pilot(_read(data), start, iteration, value, warmup)
