@@ -8,12 +8,13 @@ import click
 import pandas as pd
 from rich.console import Console
 
+from kvik_lab.design.cells import read_cells, with_levels
 from kvik_lab.design.from_study import Options, plan_study
 from kvik_lab.design.plan import Plan
 from kvik_lab.design.schedule import ANCHOR
 from kvik_lab.design.tables import WIDTH, as_json, print_plan
 from kvik_lab.errors import LabError
-from kvik_lab.study import load_study
+from kvik_lab.study import Study, load_study
 
 _FILE = click.Path(path_type=Path)
 
@@ -73,7 +74,7 @@ def plan(
         loaded = load_study(study)
         options = Options(
             runs, ratio, delta, power, sigma, effects, focus, beginnings, williams, compare, smaller,
-            None if ran is None else _read_rows(ran), more,
+            None if ran is None else _read_rows(ran, loaded), more,
         )  # fmt: skip
         found = plan_study(loaded, options)
     except LabError as error:
@@ -96,12 +97,9 @@ def _print_schedule(found: Plan, console: Console) -> None:
         console.print(f"  {runs}", highlight=False, markup=False)
 
 
-def _read_rows(path: Path) -> pd.DataFrame:
+def _read_rows(path: Path, study: Study) -> pd.DataFrame:
     """Rows with their ids as index; a level that is not there is an empty cell."""
-    try:
-        rows = pd.read_csv(path)
-    except (ValueError, OSError) as error:
-        raise LabError(f"{path}: cannot be read as CSV: {error}") from error
+    rows = with_levels(read_cells(path), study.factors)
     if "id" not in rows.columns or rows.empty:
         raise LabError(f"{path}: needs a column id, a column a factor, and a row a run")
     return rows.set_index("id")

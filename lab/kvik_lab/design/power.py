@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvik_lab.design.factor import Factor, Level, Scale
+from kvik_lab.design.factor import Factor, Level, Scale, level_named
 from kvik_lab.design.model import FloatArray, IntArray, Model, profile_row
 from kvik_lab.design.strata import Strata
 from kvik_lab.errors import LabError
@@ -156,13 +156,7 @@ def _ends(text: str, factor: Factor, pair: str | None) -> tuple[Level, Level]:
 
 
 def _level(factor: Factor, text: str) -> Level:
-    """A level from its text; any number for a numeric factor."""
-    for level in factor.levels:
-        if str(level) == text or (isinstance(level, bool) and str(level).lower() == text.lower()):
-            return level
-    if factor.scale is not Scale.CATEGORICAL:
-        try:
-            return float(text)
-        except ValueError:
-            pass
+    level = level_named(factor, text)
+    if level is not None:
+        return level
     raise LabError(f"{factor.name} has no level {text!r}; it has {', '.join(map(str, factor.levels))}")
