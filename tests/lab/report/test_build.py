@@ -232,6 +232,22 @@ def test_one_start_each_supports_no_claim_of_the_arms(tmp_path: Path) -> None:
     assert "replicate the starts" in claim.because
 
 
+def test_warm_up_that_each_of_two_starts_has_by_itself_is_told(tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend"]
+    for arm, step in (("a", 1.5), ("b", 1.0)):
+        for start in range(2):
+            row = 100 * np.where(np.arange(30) < 10, step, 1.0) * (1 + 0.01 * rng.standard_normal(30))
+            lines += [f"{arm}{start},{i},{v:.3f},{arm}" for i, v in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    told = " ".join(next(s for s in made.sections if s.id == "method").text)
+    assert "No warm-up is left out" not in told, f"seed {SEED}"
+    assert (
+        "Of an arm with one start or two each start's own warm-up is left out, up to 10 iterations." in told
+    )
+
+
 def test_the_command_writes_the_three_forms(measured: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = CliRunner().invoke(
