@@ -37,10 +37,13 @@ _FILE = click.Path(path_type=Path)
     "--power", type=click.FloatRange(0.05, 0.999), default=0.8, show_default=True, help="Wanted power."
 )
 @click.option(
-    "--ratio", type=click.FloatRange(0), default=1.0, show_default=True,
-    help="Variance between starts over a run's; `kvik lab pilot` measures it.",
+    "--ratio", type=click.FloatRange(0),
+    help="Variance between starts over a run's [the study's, 1]; `kvik lab pilot` measures it.",
 )  # fmt: skip
-@click.option("--focus", multiple=True, help="A term that matters more to a d-optimal plan. Repeatable.")
+@click.option(
+    "--focus", multiple=True,
+    help="A term that matters more to a d-optimal plan [the study's]. Repeatable.",
+)  # fmt: skip
 @click.option("--williams", is_flag=True, help="Order the starts of 2 to 4 arms by a Williams square.")
 @click.option("--ran", type=_FILE, help="CSV of rows that ran already: an id, and a column a factor.")
 @click.option("--add", "more", type=click.IntRange(1), help="Rows to add to those.")
@@ -58,7 +61,7 @@ def plan(
     delta: float | None,
     sigma: float | None,
     power: float,
-    ratio: float,
+    ratio: float | None,
     focus: tuple[str, ...],
     williams: bool,
     ran: Path | None,
