@@ -71,6 +71,17 @@ def test_series_gives_json(tmp_path: Path) -> None:
     assert found["coincidence"]["together"] == [12]
 
 
+def test_series_gives_json_of_single_values(tmp_path: Path) -> None:
+    """As of a metric of whole runs: the mean over starts, and nothing of the inside of one."""
+    data = Starts("a", {start: row[:1] for start, row in starts(1900).values.items()})
+    result = invoke("series", "--json", written(tmp_path, "a.csv", data))
+    assert result.exit_code == 0, result.output
+    (file,) = json.loads(result.output)["files"]
+    shown = invoke("series", written(tmp_path, "a.csv", data)).output
+    assert f"Mean: {file['headline']['estimate']:.6g}, 95 % interval" in shown
+    assert file["whole"]["0"] == {"serial": None, "interval": None, "naive": None}
+
+
 def test_an_unsteady_series_has_no_mean(tmp_path: Path) -> None:
     data = starts(1900, 1)
     data.values["0"][24:] *= 1.4
@@ -171,6 +182,14 @@ def test_one_start_each_is_compared_with_a_warning() -> None:
     assert found.conclusion is Conclusion.ONE_START
     assert found.p is None
     assert any("replicate the starts" in note for note in found.notes)
+
+
+def test_warm_up_that_each_of_two_starts_has_by_itself_is_told(tmp_path: Path) -> None:
+    slow = written(tmp_path, "a.csv", starts(1900, 2, step=0.77))
+    for arguments in ((slow, written(tmp_path, "b.csv", starts(1600, 2, seed=2))), (slow, slow)):
+        shown = invoke("compare", *arguments).output
+        assert "Warm-up left out of each start by itself: up to 12 iterations" in shown, f"seed {SEED}"
+        assert "left out of every start" not in shown
 
 
 def test_of_two_starts_one_that_is_unsteady_leaves_no_conclusion() -> None:

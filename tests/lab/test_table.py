@@ -12,11 +12,18 @@ from click.testing import CliRunner
 from pydantic import JsonValue
 
 from kvik_lab import cli
+from kvik_lab.design.effects_cli import study_effects
+from kvik_lab.design.from_study import Options, plan_study
+from kvik_lab.design.pilot import read_pilot
 from kvik_lab.errors import LabError
-from kvik_lab.records import Figure, Key, Node, Place, Times, append
+from kvik_lab.records import Figure, Key, Node, Place, RunRecord, Times, append
 from kvik_lab.records.cli import rows
 from kvik_lab.report.codec import from_json
 from kvik_lab.report.figures import RunOrder
+from kvik_lab.report.read import Choice
+from kvik_lab.report.read import read as read_data
+from kvik_lab.run.slots import plan_slots
+from kvik_lab.study import Study, load_study
 from tests.lab.test_records import record, request
 
 SEED = 21
@@ -79,7 +86,7 @@ def written(journal: Path) -> Path:
 
 def test_the_table_says_what_its_values_are_in(written: Path, journal: Path) -> None:
     frame = pd.read_csv(written)
-    names = "start block iteration value unit link tokens when where kvik_version"
+    names = "start block run iteration value unit link tokens when where kvik_version"
     assert list(frame.columns) == names.split()
     assert set(frame["unit"]) == {"s"}
     assert sorted(word for word in frame["value"] if word[0].isalpha()) == ["failed", "failed"]
@@ -95,9 +102,9 @@ def test_figures_in_several_units_are_no_table() -> None:
     assert set(rows([record(0, requests=(), figures=both[:1])], "moved")["unit"]) == {"bytes"}
 
 
-@pytest.mark.parametrize("name", ["unit", "block", "when"])
+@pytest.mark.parametrize("name", ["unit", "block", "run", "when"])
 def test_a_factor_with_the_name_of_a_column_is_refused(name: str) -> None:
-    with pytest.raises(LabError, match=f"a factor is called '{name}', as a column of the table is"):
+    with pytest.raises(LabError, match=f"a factor is called '{name}', (as|and so is) a column of the table"):
         rows([record(0, levels={name: "a"})], "ttft")
 
 
@@ -127,6 +134,79 @@ def test_effects_take_the_column_of_values_and_leave_words_out(written: Path, jo
     invoke("table", journal, "--metric", "tpot", "--out", pace)
     last = json.loads(invoke("effects", study, pace, "--value", "value", "--json"))["notes"][-1]
     assert last == "rows without a value are left out: 2 failed, 1 not measured"
+
+
+def ran(study: Study) -> list[RunRecord]:
+    """The runs of a study's plan, four requests each, as if nothing had an effect."""
+    rng = np.random.default_rng(SEED)
+    return [
+        record(
+            slot.order, levels=slot.levels,
+            place=Place(order=slot.order, start=start.name, group=start.group),
+            requests=tuple(request(i, 1.0, rng.uniform(1, 2), 3.0) for i in range(4)),
+        )
+        for start in plan_slots(study) for slot in start.slots
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_a_row_that_the_plan_has_several_times_is_as_many_runs(tmp_path: Path, blocks: int) -> None:
+    """Its replicates are what effects are judged by; requests of one run are not."""
+    file = tmp_path / "twice.yaml"
+    file.write_text(
+        "study: twice\nunit: {model: llama-3.1-8b}\nfactors: {a: {levels: [x, y]}, b: {levels: [1, 2]}}\n"
+        "model: log(ttft) ~ a*b\n"
+        f"design: {{kind: d-optimal, runs: 12, starts: {blocks}, blocks: {blocks}}}\n"
+    )
+    study = load_study(file)
+    records = ran(study)
+    frame = rows(records, "ttft")
+    assert sorted(frame["run"].unique()) == [0, 1, 2]
+    found = study_effects(study, frame)
+    planned = {one.contrast: one.df for one in plan_study(study, Options()).powers}
+    assert found.runs == 12 * blocks
+    assert {one.contrast: one.df for one in found.effects} == planned, f"seed {SEED}"
+    assert set(planned.values()) == {12 * blocks - 3 - blocks}
+    written = tmp_path / "twice.csv"
+    frame.to_csv(written, index=False)
+    assert "run" not in (data := read_data([written], Choice())).others
+    assert data.arm == "a"
+    groups, _ = read_pilot(frame.assign(start=frame["start"] + "x").pipe(lambda x: pd.concat([x, frame])))
+    assert [[len(one) for one in group] for group in groups] == [[12] * 2 * blocks] * 4
+
+
+RELEASES = """\
+study: releases
+unit: {model: llama-3.1-8b}
+factors:
+  release: {levels: ["0.9", "0.10"]}
+  cache: {levels: ["None", "NA", "null"]}
+  size: {levels: [1, 2], within: {release: "0.10"}}
+  pinned: {levels: [true, false]}
+model: log(ttft) ~ release/size + cache + pinned
+design: {kind: full, starts: 2}
+"""
+
+
+def test_levels_that_look_like_numbers_or_like_nothing_are_fitted(tmp_path: Path) -> None:
+    file = tmp_path / "releases.yaml"
+    file.write_text(RELEASES)
+    study = load_study(file)
+    records = ran(study)
+    written = tmp_path / "releases.csv"
+    rows(records, "ttft").to_csv(written, index=False)
+    told = json.loads(invoke("effects", file, written, "--json"))
+    assert [one["contrast"] for one in told["effects"]] == [
+        "release: 0.10 vs 0.9", "cache: NA vs None", "cache: null vs None", "size: 2 vs 1",
+        "pinned: False vs True",
+    ]  # fmt: skip
+    assert (told["runs"], told["starts"]) == (len(records), 2)
+    found = json.loads(invoke("pilot", written, "--cost-restart", 60, "--cost-iteration", 1, "--json"))
+    assert found["components"]["configurations"] == len(records) // 2
+    first = study.candidates().iloc[:6]
+    first.to_csv(tmp_path / "ran.csv", index_label="id")
+    planned = json.loads(invoke("plan", file, "--ran", tmp_path / "ran.csv", "--add", 9, "--json"))
+    assert [row["cache"] for row in planned["rows"][:6]] == list(first["cache"])
 
 
 def test_of_words_alone_there_are_no_effects(written: Path) -> None:

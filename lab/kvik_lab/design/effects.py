@@ -36,7 +36,11 @@ class Columns:
     start: str = "start"
     block: str = "block"
     iteration: str = "iteration"
-    """Where the data have it, rows of one start with the same levels are iterations of one run."""
+    """Where the data have it, rows of one start with the same levels are iterations of one run, but for
+    those that `run` tells apart."""
+    run: str = "run"
+    """Where the data have it beside `iteration`, the number of a run among those of its start with the same
+    levels: a plan may have a row several times."""
 
 
 @dataclass(frozen=True)
@@ -76,9 +80,10 @@ def fit_effects(
 ) -> Effects:
     """Estimate contrasts from a frame with a row a run or iteration and a column a factor.
 
-    Iterations are no replicates: where a column numbers them, rows of one start with the same levels are one
-    run, whose mean counts. Rows with a word for a missing value are left out. Without contrasts they are
-    those that the plan's report has for every factor. Raises LabError for data that do not fit the model.
+    Iterations are no replicates: where a column numbers them, rows of one start with the same levels, and
+    the same number of a run where a column has it, are one run, whose mean counts. Rows with a word for a
+    missing value are left out. Without contrasts they are those that the plan's report has for every factor.
+    Raises LabError for data that do not fit the model.
     """
     if not 0 < level < 1:
         raise LabError(f"a confidence of {level:g}: it is between 0 and 1")
@@ -153,7 +158,8 @@ def _runs(model: Model, data: pd.DataFrame, columns: Columns) -> pd.DataFrame:
         return data
     _numbered(data, columns.start)
     names = [factor.name for factor in model.factors if factor.name in data]
-    keys = [columns.start, *names, *([columns.block] if columns.block in data else [])]
+    more = [name for name in (columns.block, columns.run) if name in data]
+    keys = list(dict.fromkeys([columns.start, *names, *more]))
     return data.groupby(keys, dropna=False, sort=False)["_y"].mean().reset_index()
 
 

@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
+from kvik_lab.design.cells import read_cells, with_levels
 from kvik_lab.design.effects import Columns, Effect, Effects, fit_effects
 from kvik_lab.design.from_study import study_space
 from kvik_lab.design.plan import default_contrasts, reachable_model
@@ -50,7 +51,9 @@ def effects_command(
     """
     try:
         loaded = load_study(study)
-        found = study_effects(loaded, _read(data), contrasts, Columns(value, start, block), confidence)
+        found = study_effects(
+            loaded, _read(data, loaded), contrasts, Columns(value, start, block), confidence
+        )
     except LabError as error:
         raise click.UsageError(str(error)) from error
     if to_json:
@@ -74,11 +77,8 @@ def study_effects(
     return fit_effects(model, data, wanted, columns, level)
 
 
-def _read(path: Path) -> pd.DataFrame:
-    try:
-        frame = pd.read_csv(path)
-    except (ValueError, OSError) as error:
-        raise LabError(f"{path}: cannot be read as CSV: {error}") from error
+def _read(path: Path, study: Study) -> pd.DataFrame:
+    frame = with_levels(read_cells(path), study.factors)
     if frame.empty:
         raise LabError(f"{path}: has no rows; write one a run or iteration")
     return frame

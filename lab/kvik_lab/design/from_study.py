@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -28,6 +28,12 @@ from kvik_lab.errors import LabError
 from kvik_lab.study import Study, expand_layers
 from kvik_lab.study.evaluate import violated
 
+BEGINNINGS = 10
+"""Random beginnings of a search."""
+_WITH_RUNS = (Kind.FRACTIONAL, Kind.D_OPTIMAL, Kind.I_OPTIMAL, Kind.SPLIT_PLOT)
+_SEARCHED = _WITH_RUNS[1:]
+_ORDERS = {"randomised": Order.RANDOMISED, "as-written": Order.GIVEN, "williams": Order.WILLIAMS}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -35,14 +41,15 @@ class Options:
 
     runs: int | None = None
     """Instead of the study's own number."""
-    ratio: float = 1.0
+    ratio: float | None = None
+    """Instead of the study's own, as are `focus` and `williams`."""
     delta: float | None = None
     """The effect to be seen: in deviations of a run, or with `sigma` in the response's units (see Setup)."""
     power: float = 0.8
     sigma: float | None = None
     contrasts: tuple[str, ...] = ()
     focus: tuple[str, ...] = ()
-    beginnings: int = 10
+    beginnings: int = BEGINNINGS
     williams: bool = False
     compare: bool = False
     smaller: int | None = None
@@ -60,6 +67,7 @@ def plan_study(study: Study, options: Options) -> Plan:
     search = Search(options.beginnings, study.design.seed)
     chosen, impossible = _rows(study, space, basis, options, search)
     plan = make_plan(study.name, space, basis, chosen, _setup(study, basis, options), impossible)
+    plan = replace(plan, notes=(*plan.notes, *_not_in_file(study, options)))
     return compare_optimal(plan, space, basis, search, options.smaller) if options.compare else plan
 
 
@@ -83,8 +91,8 @@ def _rows(
     wish = Wish(
         Kind(study.design.kind),
         options.runs or study.design.runs,
-        options.focus,
-        ratio=options.ratio,
+        options.focus or study.design.focus,
+        ratio=_ratio(study, options),
         search=search,
     )
     return choose_rows(wish, space.candidates, basis.coded, basis.model), {}
@@ -142,23 +150,46 @@ def _setup(study: Study, basis: Basis, options: Options) -> Setup:
             f"{study.file}: {design.starts} starts cannot be shared out over {design.blocks} blocks; "
             "make starts a multiple of blocks"
         )
-    order = Order.RANDOMISED if design.randomised else Order.GIVEN
     anchors = design.anchors
     return Setup(
         blocks=design.blocks,
         starts_a_block=design.starts // design.blocks,
-        order=Order.WILLIAMS if options.williams else order,
+        order=Order.WILLIAMS if options.williams else _ORDERS[design.order],
         anchor=Anchor(anchors.at, anchors.every) if anchors else None,
         seed=design.seed,
         rates=Rates(
             cost.minutes_per_run, cost.minutes_per_restart or 0.0, cost.price_per_hour or 0.0, cost.currency
         ),
-        ratio=options.ratio,
+        ratio=_ratio(study, options),
         contrasts=options.contrasts,
         delta=_delta(basis, options),
         wanted_power=options.power,
         sigma=options.sigma,
     )
+
+
+def _ratio(study: Study, options: Options) -> float:
+    return study.design.ratio if options.ratio is None else options.ratio
+
+
+def _not_in_file(study: Study, options: Options) -> tuple[str, ...]:
+    """What changes rows or their order and is not in the file: `kvik lab run` plans by the file alone."""
+    if options.ran is not None:
+        return ("`kvik lab run` takes its rows from the file; to run these, list them in a layered design",)
+    design, kind = study.design, Kind(study.design.kind)
+    lacks = []
+    if kind in _WITH_RUNS and options.runs not in (None, design.runs):
+        lacks.append(f"runs: {options.runs}")
+    if kind is Kind.SPLIT_PLOT and options.ratio not in (None, design.ratio):
+        lacks.append(f"ratio: {options.ratio:g}")
+    if kind is Kind.D_OPTIMAL and options.focus not in ((), design.focus):
+        lacks.append(f"focus: [{', '.join(options.focus)}]")
+    if options.williams and design.order != Order.WILLIAMS.value:
+        lacks.append("order: williams")
+    notes = [f"`kvik lab run` would not run this plan; write in the file's design: {', '.join(lacks)}"]
+    if kind in _SEARCHED and options.beginnings != BEGINNINGS:
+        notes.append(f"`kvik lab run` searches from {BEGINNINGS} beginnings, and may find other rows")
+    return tuple(notes if lacks else notes[1:])
 
 
 def _delta(basis: Basis, options: Options) -> float:

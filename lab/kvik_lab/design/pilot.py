@@ -26,7 +26,7 @@ from kvik_lab.design.words import unmeasured
 from kvik_lab.errors import LabError
 from kvik_lab.infer.judge import Plan
 from kvik_lab.infer.power import FEWEST_STARTS, MOST_STARTS, effect_seen, starts_for_width
-from kvik_lab.report.read import FACTS, UNIT, is_fact
+from kvik_lab.report.read import FACTS, RUN, UNIT, is_fact
 
 BLOCK = "block"
 """The column that says which starts ran together, if there is one."""
@@ -100,8 +100,8 @@ def read_pilot(
     """The series of each start, in order of iteration, grouped by the other columns (the configuration), and
     notes on what was left out.
 
-    The block, the unit, and what says when, where and with which versions a start was measured are of no
-    configuration. Drops rows with a word for a missing value, and the first `warmup` iterations of each
+    The block, the unit, the run, and what says when, where and with which versions a start was measured are
+    of no configuration. Drops rows with a word for a missing value, and the first `warmup` iterations of each
     start. Raises LabError for a missing column, a value that is no positive number, an iteration that is
     there twice, and too few starts or iterations.
     """
@@ -119,7 +119,7 @@ def read_pilot(
         )
     tidy = frame.assign(**{value: numbers.astype(float), iteration: order})[~said]
     beside = [str(name) for name in frame.columns if name not in (start, iteration, value)]
-    other = [name for name in beside if name not in (BLOCK, UNIT) and not is_fact(name)]
+    other = [name for name in beside if name not in (BLOCK, UNIT, RUN) and not is_fact(name)]
     keys = [*other, start]
     if tidy.duplicated([*keys, iteration]).any():
         raise LabError(

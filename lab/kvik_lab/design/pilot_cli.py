@@ -8,6 +8,7 @@ import click
 import pandas as pd
 from rich.console import Console
 
+from kvik_lab.design.cells import read_cells
 from kvik_lab.design.pilot import plan_from_pilot, read_pilot, variance_components
 from kvik_lab.design.tables import WIDTH, as_json, print_pilot
 from kvik_lab.errors import LabError
@@ -54,11 +55,15 @@ def pilot(
     """Say how many iterations a start, and how many starts, are worth their time.
 
     DATA is CSV with a row an iteration: its start, its number, its value, as `kvik lab table` writes it.
-    Further columns name the configuration, but block, unit, and those that say when, where and with which
-    versions was measured; starts of one configuration are compared with each other.
+    Further columns name the configuration, but block, run, unit, and those that say when, where and with
+    which versions was measured; starts of one configuration are compared with each other.
     """
     try:
-        groups, notes = read_pilot(_read(data), start, iteration, value, warmup)
+        frame = _read(data)
+    except LabError as error:
+        raise click.UsageError(str(error)) from error
+    try:
+        groups, notes = read_pilot(frame, start, iteration, value, warmup)
         parts = variance_components(groups)
         kind = Plan.PAIRED if paired else Plan.GROUPED
         found = plan_from_pilot(
@@ -75,10 +80,7 @@ def pilot(
 
 
 def _read(data: Path) -> pd.DataFrame:
-    try:
-        frame = pd.read_csv(data)
-    except (ValueError, OSError) as error:
-        raise LabError(f"cannot be read as CSV: {error}") from error
+    frame = read_cells(data)
     if frame.empty:
-        raise LabError("no rows; write one a measured iteration")
+        raise LabError(f"{data}: no rows; write one a measured iteration")
     return frame

@@ -8,12 +8,13 @@ import click
 import pandas as pd
 from rich.console import Console
 
+from kvik_lab.design.cells import read_cells, with_levels
 from kvik_lab.design.from_study import Options, plan_study
 from kvik_lab.design.plan import Plan
 from kvik_lab.design.schedule import ANCHOR
 from kvik_lab.design.tables import WIDTH, as_json, print_plan
 from kvik_lab.errors import LabError
-from kvik_lab.study import load_study
+from kvik_lab.study import Study, load_study
 
 _FILE = click.Path(path_type=Path)
 
@@ -36,10 +37,13 @@ _FILE = click.Path(path_type=Path)
     "--power", type=click.FloatRange(0.05, 0.999), default=0.8, show_default=True, help="Wanted power."
 )
 @click.option(
-    "--ratio", type=click.FloatRange(0), default=1.0, show_default=True,
-    help="Variance between starts over a run's; `kvik lab pilot` measures it.",
+    "--ratio", type=click.FloatRange(0),
+    help="Variance between starts over a run's [the study's, 1]; `kvik lab pilot` measures it.",
 )  # fmt: skip
-@click.option("--focus", multiple=True, help="A term that matters more to a d-optimal plan. Repeatable.")
+@click.option(
+    "--focus", multiple=True,
+    help="A term that matters more to a d-optimal plan [the study's]. Repeatable.",
+)  # fmt: skip
 @click.option("--williams", is_flag=True, help="Order the starts of 2 to 4 arms by a Williams square.")
 @click.option("--ran", type=_FILE, help="CSV of rows that ran already: an id, and a column a factor.")
 @click.option("--add", "more", type=click.IntRange(1), help="Rows to add to those.")
@@ -57,7 +61,7 @@ def plan(
     delta: float | None,
     sigma: float | None,
     power: float,
-    ratio: float,
+    ratio: float | None,
     focus: tuple[str, ...],
     williams: bool,
     ran: Path | None,
@@ -73,7 +77,7 @@ def plan(
         loaded = load_study(study)
         options = Options(
             runs, ratio, delta, power, sigma, effects, focus, beginnings, williams, compare, smaller,
-            None if ran is None else _read_rows(ran), more,
+            None if ran is None else _read_rows(ran, loaded), more,
         )  # fmt: skip
         found = plan_study(loaded, options)
     except LabError as error:
@@ -96,12 +100,9 @@ def _print_schedule(found: Plan, console: Console) -> None:
         console.print(f"  {runs}", highlight=False, markup=False)
 
 
-def _read_rows(path: Path) -> pd.DataFrame:
+def _read_rows(path: Path, study: Study) -> pd.DataFrame:
     """Rows with their ids as index; a level that is not there is an empty cell."""
-    try:
-        rows = pd.read_csv(path)
-    except (ValueError, OSError) as error:
-        raise LabError(f"{path}: cannot be read as CSV: {error}") from error
+    rows = with_levels(read_cells(path), study.factors)
     if "id" not in rows.columns or rows.empty:
         raise LabError(f"{path}: needs a column id, a column a factor, and a row a run")
     return rows.set_index("id")

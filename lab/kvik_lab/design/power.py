@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvik_lab.design.factor import Factor, Level, Scale
+from kvik_lab.design.factor import Factor, Level, Scale, level_named
 from kvik_lab.design.model import FloatArray, IntArray, Model, profile_row
 from kvik_lab.design.strata import Strata
 from kvik_lab.errors import LabError
@@ -86,10 +86,11 @@ def contrast_powers(
     """Power of each contrast where all their intervals hold together at 1 - alpha.
 
     `matrix` has the model's columns, a row a run; `starts` numbers each run's start, `ratio` is the variance
-    between starts over that of a run; `nuisance` are further columns, such as those of blocks.
+    between starts over that of a run; `nuisance` are further columns, such as those of blocks. What only
+    starts tell is judged by them at a ratio of 0 too, since the analysis does not know it.
     """
     extra = np.zeros((len(matrix), 0)) if nuisance is None else nuisance
-    groups = np.arange(len(matrix)) if starts is None or ratio == 0 else starts
+    groups = np.arange(len(matrix)) if starts is None else starts
     strata = Strata(np.hstack([matrix, extra]), groups)
     rng = np.random.default_rng([SEED, len(matrix)])
     noise = rng.standard_normal((draws, strata.starts))[:, groups] * np.sqrt(ratio)
@@ -155,13 +156,7 @@ def _ends(text: str, factor: Factor, pair: str | None) -> tuple[Level, Level]:
 
 
 def _level(factor: Factor, text: str) -> Level:
-    """A level from its text; any number for a numeric factor."""
-    for level in factor.levels:
-        if str(level) == text or (isinstance(level, bool) and str(level).lower() == text.lower()):
-            return level
-    if factor.scale is not Scale.CATEGORICAL:
-        try:
-            return float(text)
-        except ValueError:
-            pass
+    level = level_named(factor, text)
+    if level is not None:
+        return level
     raise LabError(f"{factor.name} has no level {text!r}; it has {', '.join(map(str, factor.levels))}")

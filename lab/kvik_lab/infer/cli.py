@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.arrays import Interval
+from kvik_lab.infer.arrays import Floats, Interval
 from kvik_lab.infer.coincide import Coincidence, coincidence
 from kvik_lab.infer.compare import Comparison, Conclusion, compare
 from kvik_lab.infer.serial import mean_interval, naive_interval, serial
@@ -113,13 +113,15 @@ def _together(tables: list[Starts], found: list[Steady]) -> Coincidence | None:
 
 
 def _whole(table: Starts) -> dict[str, Any]:
-    """Of each start over all its iterations: serial correlation, and the interval beside the naive one."""
+    """Of each start over all its iterations: serial correlation, and the interval beside the naive one; None
+    of fewer than three values, which have neither."""
+    kinds: dict[str, Callable[[Floats], Any]] = {
+        "serial": serial,
+        "interval": mean_interval,
+        "naive": naive_interval,
+    }
     return {
-        name: {
-            "serial": plain(serial(row)),
-            "interval": plain(mean_interval(row)),
-            "naive": plain(naive_interval(row)),
-        }
+        name: {kind: plain(of(row)) if len(row) > 2 else None for kind, of in kinds.items()}
         for name, row in table.values.items()
     }
 
@@ -216,8 +218,8 @@ def _show_comparison(console: Console, found: Comparison) -> None:
     for name, side in (("A", found.a), ("B", found.b)):
         mean = side.why if side.headline is None else _interval(side.headline)
         console.print(f"{name}: {side.kind.value}; {mean}")
-    if found.cut:
-        console.print(f"Warm-up left out of every start: {found.cut} iterations")
+    for line in _warm_up(found):
+        console.print(line)
     if found.ratio is not None:
         console.print(f"B / A: {_interval(found.ratio)} ({found.ratio.method})")
     if found.difference is not None:
@@ -233,6 +235,15 @@ def _show_comparison(console: Console, found: Comparison) -> None:
         console.print(f"What would decide it: {_needed(found)}")
     for note in found.notes:
         console.print(f"Note: {note}")
+
+
+def _warm_up(found: Comparison) -> list[str]:
+    """What was left out of every start, and of those that are too few to share a warm-up."""
+    told = [f"Warm-up left out of every start: {found.cut} iterations"] if found.cut else []
+    own = max(found.a.left_out, found.b.left_out)
+    if own > found.cut:
+        told.append(f"Warm-up left out of each start by itself: up to {own} iterations")
+    return told
 
 
 def _exact(found: Comparison) -> str:

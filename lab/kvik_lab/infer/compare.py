@@ -135,9 +135,9 @@ def compare(
     """Compare B with A by the means of their starts, as one of so many `comparisons` on a page.
 
     `together` and `cut`: what all starts of each arm do, and the iterations that are left out of each start
-    as warm-up; by default both are judged of these starts, and the longer warm-up is left out of both. Raises
-    LabError for values that are not positive, starts too short to be looked at, blocks that only one side
-    has, and a single start beside several.
+    as warm-up; by default both are judged of these starts, and the longer warm-up is left out of both. Of a
+    side with one start or two, each loses its own. Raises LabError for values that are not positive, starts
+    too short to be looked at, blocks that only one side has, and a single start beside several.
     """
     if margin is not None and not margin > 0:
         raise LabError(f"the margin is {margin}; say how far a ratio may lie from 1, such as 0.01")

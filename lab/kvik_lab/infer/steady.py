@@ -135,6 +135,12 @@ class Steady:
             s.name for s in self.starts if any(c.latest > cut for c in s.segmentation.changes)
         )  # fmt: skip
 
+    @property
+    def left_out(self) -> int:
+        """Iterations left out of the start that loses most."""
+        parts = zip(self.starts, self.steady, strict=False)  # no part where nothing is steady
+        return max((len(start.values) - len(part) for start, part in parts), default=0)
+
 
 def common_cut(groups: Iterable[Iterable[Values]]) -> int:
     """The warm-up that is left out of all arms alike: the longest that any arm's starts have together."""

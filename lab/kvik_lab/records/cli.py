@@ -27,10 +27,10 @@ WORDS = {"invalid": "not measured", "lost": "failed", "cancelled": "failed"}
 def table_command(journals: tuple[Path, ...], metric: str, out: Path, anchors: bool) -> None:
     """Write one METRIC of JOURNALS (files of run records, such as runs.jsonl) as CSV, a row a value.
 
-    The columns are start, block, iteration, value, unit, a column a factor, and of each run when and where it
-    was, and the versions of its programs. Times are in seconds. What was not completed or is invalid has a
-    word in place of its value. Of several journals starts and blocks are told apart by the journal's number:
-    2/s1.
+    The columns are start, block, run, iteration, value, unit, a column a factor, and of each run when and
+    where it was, and the versions of its programs. Times are in seconds. What was not completed or is invalid
+    has a word in place of its value. Of several journals starts and blocks are told apart by the journal's
+    number: 2/s1.
     """
     try:
         frame = rows(read(journals), metric, anchors=anchors)
@@ -44,13 +44,16 @@ def table_command(journals: tuple[Path, ...], metric: str, out: Path, anchors: b
 
 def rows(records: Sequence[RunRecord], metric: str, *, anchors: bool = False) -> pd.DataFrame:
     """The table that `kvik lab report`, `pilot` and `effects` take. Iterations count through all runs of a
-    combination in a start. Raises `LabError` for a factor with the name of another column."""
+    combination in a start, and `run` numbers these from 0. Raises `LabError` for a factor with the name of
+    another column."""
     frame = table(records, metric)
     if not anchors:
         frame = frame[~frame["anchor"].astype(bool)]
     factors = [name for name in frame.columns if name not in COLUMNS]
     found = pd.DataFrame({"start": frame["start"], "block": frame["group"]})
-    found["iteration"] = frame.groupby(["start", *factors], dropna=False).cumcount()
+    together = frame.groupby(["start", *factors], dropna=False)
+    found["run"] = together["run"].transform(lambda ids: pd.factorize(ids)[0])
+    found["iteration"] = together.cumcount()
     missing = frame["missing"].map(lambda why: WORDS.get(why, why))
     found["value"] = frame["value"].astype(object).where(frame["value"].notna(), missing)
     if (measured_in := unit(records, metric)) is not None:

@@ -56,7 +56,10 @@ def build_report(data: Data, rules: Rules, title: str) -> Report:
         sections.append(_factors(data, looked, rules))
     if compared:
         sections.append(_tests(data, base, compared, rules))
-    sections += [_method(base, settled, rules, family), limits(data, looked, compared, by_size, rules)]
+    sections += [
+        _method(base, _warm_up(settled.cut, looked), rules, family),
+        limits(data, looked, compared, by_size, rules),
+    ]
     return Report(title, tuple(sections), answer(data, base, compared, by_size, rules))
 
 
@@ -234,12 +237,21 @@ def _exact(found: Comparison) -> str:
     return f"{found.exact_p:.2g}"
 
 
-def _method(base: str, settled: Settled, rules: Rules, family: int) -> Section:
-    cut = (
-        f"The first {settled.cut} iterations of every start are left out: the longest warm-up of an arm."
-        if settled.cut
-        else "No warm-up is left out: no arm has one that its starts share."
-    )
+def _warm_up(cut: int, looked: tuple[Looked, ...]) -> str:
+    """What is left out as warm-up: of every start, and where starts are too few to share one, of each."""
+    own = max((x.steady.left_out for x in looked if x.steady is not None), default=0)
+    told = ""
+    if cut:
+        told = f"The first {cut} iterations of every start are left out: the longest warm-up of an arm."
+    elif not own:
+        told = "No warm-up is left out: no arm has one that its starts share."
+    if own > cut:
+        told += " Of an arm with one start or two each start's own warm-up is left out, "
+        told += f"up to {own} iterations."
+    return told.strip()
+
+
+def _method(base: str, cut: str, rules: Rules, family: int) -> Section:
     level = f"{100 * (1 - rules.alpha):g} %"
     each = f", each at {100 * (1 - rules.alpha / family):.4g} %," if family > 1 else ""
     text = (

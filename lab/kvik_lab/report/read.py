@@ -31,6 +31,9 @@ FACTS = {
 factors unless they are named. So is a column named as a program's version, such as `vllm_version`."""
 UNIT = "unit"
 """The column that says what the values are in; it is no factor either, unless it is named."""
+RUN = "run"
+"""The column that tells runs of one combination in one start apart; nor is it a factor, unless it is
+named."""
 MOST_TOLD = 4
 SIZES = ("bytes", "kb", "mb", "gb", "kib", "mib", "gib", "tokens")
 ARMS = ("arm", "backend", "transport", "configuration", "config", "variant", "build")
@@ -219,7 +222,7 @@ def _rows(path: Path, name: str, choice: Choice) -> tuple[list[_Row], list[str]]
         raise LabError(f"{path}: the header names a column twice: {', '.join(header)}")
     roles = {columns.start, columns.iteration, columns.value, columns.block, *choice.ignore}
     others = [n for n in header if n not in roles]
-    told = [n for n in others if n not in (choice.arm, choice.size) and (is_fact(n) or n == UNIT)]
+    told = [n for n in others if n not in (choice.arm, choice.size) and (is_fact(n) or n in (UNIT, RUN))]
     factors = [n for n in others if n not in told]
     rows = []
     for line, cells in table[1:]:
@@ -251,7 +254,7 @@ def _row(
         cells.get(columns.block, ""),
         iteration,
         _value(cells[columns.value], where, columns.value),
-        {name: cells[name] for name in told if name != UNIT},
+        {name: cells[name] for name in told if is_fact(name)},
         cells[UNIT] if UNIT in told else "",
     )
 

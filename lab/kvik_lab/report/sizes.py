@@ -208,6 +208,8 @@ class Known(Enum):
     BOUNDED = "bounded"
     """They cross there, and the interval lies there."""
     OUTSIDE = "not in the measured range"
+    UNORDERED = "in one order, and not known in which"
+    """They keep one order there; which is faster is not decided."""
     OPEN = "open"
     """They may cross there or not."""
     ORDER = "order of means"
@@ -244,13 +246,19 @@ def measured(found: Crossover, data: Data) -> Measured:
         text = f"The means of {first} and {second} change order near {short(inside[0] / factor)} {unit}."
         return Measured(Known.ORDER, estimate, cuts[0][0] / factor, cuts[-1][1] / factor, text)
     none = found.none_in_range or 0.0
-    if not cuts or none >= found.level:
+    if not cuts or max(found.faster_throughout or (0.0,)) >= found.level:
         faster = _faster(found)
         text = (
             f"{first} and {second} do not cross in the measured range, "
             f"{reach}: {faster} is faster throughout."
         )
         return Measured(Known.OUTSIDE, None, None, None, text)
+    if none >= found.level:  # as where each start is fast or slow at all sizes alike
+        text = (
+            f"{first} and {second} keep one order in the measured range, {reach}; "
+            "which is faster is not decided."
+        )
+        return Measured(Known.UNORDERED, None, None, None, text)
     low, high = cuts[0][0] / factor, cuts[-1][1] / factor
     between = f"{short(low)} to {short(high)} {unit}"
     if none <= 1 - found.level and estimate is not None and len(cuts) == 1:

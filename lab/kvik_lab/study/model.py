@@ -46,8 +46,13 @@ class Design:
     runs: int | None = None
     starts: int = 1
     blocks: int = 1
-    randomised: bool = True
+    order: str = "randomised"
+    """Of the starts of a block: randomised, as-written or williams."""
     seed: int = 0
+    ratio: float = 1.0
+    """Variance between starts over that of a run."""
+    focus: tuple[str, ...] = ()
+    """Terms that matter more (d-optimal only)."""
     anchors: Anchors | None = None
     layers: tuple[Layer, ...] = ()
     patterns: tuple[Pattern, ...] = ()

@@ -36,8 +36,10 @@ def check_design(raw: Any, draft: Draft) -> Design | None:
         runs=spec.runs,
         starts=spec.starts,
         blocks=spec.blocks,
-        randomised=spec.order == "randomised",
+        order=spec.order,
         seed=spec.seed,
+        ratio=spec.ratio,
+        focus=tuple(spec.focus),
         anchors=anchors,
         layers=layers,
         patterns=tuple(_Expansion(spec, draft).patterns()),
@@ -58,6 +60,9 @@ def _check_kind(spec: DesignSpec, draft: Draft) -> None:
     if spec.kind in ("layered", "full") and spec.runs is not None:
         text = f"`runs` in a {spec.kind} design, which has as many as it has rows"
         draft.wrong((*path, "runs"), text, "take it away", key=True)
+    if spec.kind != "d-optimal" and spec.focus:
+        text = f"`focus` in a design of kind {spec.kind}, which weighs no terms"
+        draft.wrong((*path, "focus"), text, "write kind: d-optimal, or take it away", key=True)
     known = len(draft.factors) == len(draft.declared)
     if spec.kind == "split-plot" and known and not any(factor.hard for factor in draft.factors.values()):
         text = "a split-plot design, and no factor that takes a restart"

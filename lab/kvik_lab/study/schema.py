@@ -179,8 +179,14 @@ class DesignSpec(Section):
     runs: Count | None = Field(None, description="Runs of one start of everything, without anchors.")
     starts: Count = Field(1, description="Server starts of each whole-plot combination.")
     blocks: Count = 1
-    order: Literal["randomised", "as-written"] = "randomised"
+    order: Literal["randomised", "as-written", "williams"] = Field(
+        "randomised", description="Of the starts of a block; williams balances two to four of them."
+    )
     seed: Annotated[int, Field(ge=0)] = 0
+    ratio: NotNegative = Field(
+        1.0, description="Variance between starts over a run's: a split-plot's rows go by it, and power."
+    )
+    focus: list[Text] = Field([], description="Terms of the model that matter more to a d-optimal design.")
     anchors: AnchorSpec | None = None
     id: Text | None = Field(None, description="Template of ids for patterns that have none of their own.")
     defaults: dict[str, LevelIn] = Field({}, description="Levels where a pattern says none.")

@@ -131,7 +131,7 @@ def plan() -> Plan:
     return plan_study(load_study(STUDY), Options())
 
 
-def measured(plan: Plan) -> pd.DataFrame:
+def measured(plan: Plan, size: str = "tokens") -> pd.DataFrame:
     """The plan's runs, as if the new link took 0.8 of the time."""
     rng = np.random.default_rng(SEED)
     rows = []
@@ -139,7 +139,7 @@ def measured(plan: Plan) -> pd.DataFrame:
         own = rng.normal(0, 0.02)
         for run in (run for run in start.runs if run in plan.rows.index):
             levels = plan.rows.loc[run].to_dict()
-            log = 4 + 0.5 * math.log2(levels["tokens"]) + math.log(0.8) * (levels["link"] == "new")
+            log = 4 + 0.5 * math.log2(levels[size]) + math.log(0.8) * (levels["link"] == "new")
             value = math.exp(log + own + rng.normal(0, 0.03))
             rows.append({**levels, "start": number, "block": start.block, "ttft": value})
     return pd.DataFrame(rows)
@@ -157,6 +157,22 @@ def test_what_is_fitted_is_what_was_planned(plan: Plan) -> None:
             assert effect.df == power.df
     link = get(found, "link: new vs old")
     assert link.low < 0.8 < link.high
+
+
+@pytest.mark.parametrize("more", [", restart: true", ""])
+def test_what_is_planned_of_starts_that_do_not_vary_is_judged_as_it_is_fitted(more: str) -> None:
+    """By starts where a restart is what changes it: the fit does not know that they are alike."""
+    text = (
+        f"study: links\nunit: {{model: llama-3.1-8b}}\nfactors:\n  link: {{levels: [old, new]{more}}}\n"
+        "  size: {levels: [1, 2]}\n"
+        "model: log(ttft) ~ link + size\ndesign: {kind: full, starts: 12, blocks: 6}\n"
+    )
+    study = load_study(text)
+    planned = plan_study(study, Options(ratio=0.0))
+    found = study_effects(study, measured(planned, "size"))
+    told = {one.contrast: (one.stratum, one.df) for one in planned.powers}
+    assert {one.contrast: (one.stratum, one.df) for one in found.effects} == told
+    assert told["link: new vs old"] == (("starts", 24 - 7) if more else ("runs", 34))
 
 
 def test_the_power_that_is_promised_is_that_of_the_fit(plan: Plan) -> None:

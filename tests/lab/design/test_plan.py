@@ -16,6 +16,7 @@ from kvik_lab.design.from_study import Options, plan_study, study_space
 from kvik_lab.design.optimal import Search
 from kvik_lab.design.plan import Plan, Setup, Space, compare_optimal, make_plan, reachable_model
 from kvik_lab.errors import LabError
+from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import load_study
 from tests.lab.design.spaces import FULL_MODEL, OFFLINE, article_space, nested_factors, nested_rows
 
@@ -133,6 +134,53 @@ def test_each_kind_gives_feasible_rows_with_ids_and_a_report(kind: Kind) -> None
     if wish.runs:
         assert len(plan.rows) == 24
         assert plan.single.rank == len(basis.model.columns)
+
+
+SMALL = """\
+study: small
+unit: {model: llama-3.1-8b}
+factors:
+  link: {levels: [old, new], restart: true}
+  size: {levels: [1, 2, 4, 8]}
+model: log(ttft) ~ link * (size + size^2)
+design: {kind: KIND, runs: 8, starts: 4, blocks: 4}
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "options"),
+    [
+        ("d-optimal", "runs: 10", Options(runs=10)),
+        ("d-optimal", "focus: [link]", Options(focus=("link",))),
+        ("d-optimal", "order: williams", Options(williams=True)),
+        ("split-plot", "ratio: 2.9", Options(ratio=2.9)),
+    ],
+)
+def test_what_runs_is_what_is_planned(kind: str, said: str, options: Options) -> None:
+    """What changes rows or order can be written in the file; where it is not, the plan says so."""
+    bare = SMALL.replace("KIND", kind)
+    whole = load_study(bare.replace("runs: 8", said if "runs" in said else f"runs: 8, {said}"))
+    plan, asked = plan_study(whole, Options()), plan_study(load_study(bare), options)
+    pd.testing.assert_frame_equal(plan.rows, asked.rows)
+    assert plan.schedule.starts == asked.schedule.starts
+    assert plan.setup.ratio == asked.setup.ratio
+    ran = [(start.group, tuple(slot.pattern for slot in start.slots)) for start in plan_slots(whole)]
+    assert ran == [(str(start.block + 1), start.runs) for start in plan.schedule.starts]
+    note = f"`kvik lab run` would not run this plan; write in the file's design: {said}"
+    assert note in asked.notes
+    assert not any("kvik lab run" in one for one in plan.notes)
+    if said == "order: williams":
+        arms = [start.levels["link"] for start in plan.schedule.starts]
+        assert arms[:4] == [*arms[:2], *arms[1::-1]]
+
+
+def test_rows_that_no_run_would_have_are_said_to_be_such() -> None:
+    study = load_study(SMALL.replace("KIND", "d-optimal"))
+    few = plan_study(study, Options(beginnings=2))
+    assert "`kvik lab run` searches from 10 beginnings, and may find other rows" in few.notes
+    ran = study.candidates().iloc[:4].set_axis(list("abcd"), axis=0)
+    more = plan_study(study, Options(ran=ran, more=6))
+    assert any("to run these, list them in a layered design" in one for one in more.notes)
 
 
 def test_without_a_model_runs_or_candidates_there_is_no_plan() -> None:

@@ -151,6 +151,26 @@ def test_a_crossover_beyond_the_sizes_is_not_in_the_measured_range(tmp_path: Pat
     assert "cross" not in made.answer.sentence
 
 
+def test_equal_arms_whose_starts_are_fast_or_slow_as_a_whole_have_no_faster_one(tmp_path: Path) -> None:
+    """Each start measures all sizes, so that the gaps at all of them have one sign, which is not known."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend,tokens"]
+    for arm in ("near", "far"):
+        for start, own in enumerate((-0.03, -0.02, -0.01, 0.01, 0.02, 0.03)):
+            for tokens in (500, 1000, 2000, 4000):
+                row = (100 + 0.5 * tokens) * (1 + own) * (1 + 1e-4 * rng.standard_normal(12))
+                lines += [f"{arm}{start},{i},{v:.4f},{arm},{tokens}" for i, v in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    claim = claims(made)["X1"]
+    assert claim.verdict is Verdict.INSUFFICIENT, f"seed {SEED}: {claim}"
+    assert "keep one order in the measured range, 500 to 4000 tokens; which is faster is not decided" in (
+        claim.sentence
+    )
+    assert str(claim.interval) == "none possible: in one order, and not known in which"
+    assert isinstance(claim.estimate, Missing)
+
+
 def test_facts_come_from_columns_and_from_who_asks(tmp_path: Path) -> None:
     rng = np.random.default_rng(SEED)
     lines = ["start,iteration,value,backend,when,host,vllm_version"]
@@ -210,6 +230,22 @@ def test_one_start_each_supports_no_claim_of_the_arms(tmp_path: Path) -> None:
     assert claim.estimate == pytest.approx(1.5, rel=0.02)
     assert claim.verdict is Verdict.INSUFFICIENT
     assert "replicate the starts" in claim.because
+
+
+def test_warm_up_that_each_of_two_starts_has_by_itself_is_told(tmp_path: Path) -> None:
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend"]
+    for arm, step in (("a", 1.5), ("b", 1.0)):
+        for start in range(2):
+            row = 100 * np.where(np.arange(30) < 10, step, 1.0) * (1 + 0.01 * rng.standard_normal(30))
+            lines += [f"{arm}{start},{i},{v:.3f},{arm}" for i, v in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    told = " ".join(next(s for s in made.sections if s.id == "method").text)
+    assert "No warm-up is left out" not in told, f"seed {SEED}"
+    assert (
+        "Of an arm with one start or two each start's own warm-up is left out, up to 10 iterations." in told
+    )
 
 
 def test_the_command_writes_the_three_forms(measured: Path, tmp_path: Path) -> None:
