@@ -44,13 +44,6 @@ pub(crate) struct Filling {
     pub slot: Slot,
 }
 
-/// What a block that was taken out was called, and where it lies in the object store.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Gone {
-    pub key: BlockKey,
-    pub object: u64,
-}
-
 /// What a put finds of a key.
 pub(crate) enum Reserved {
     /// The block is here.
@@ -408,7 +401,7 @@ impl State {
 
     /// Takes a block out, and all that come after it: what they were called. Who reads one of them goes on reading, and
     /// who is bringing one finds out at its end.
-    pub fn forget(&mut self, id: Id) -> Vec<Gone> {
+    pub fn forget(&mut self, id: Id) -> Vec<BlockKey> {
         let family = self.index.family(id);
         let take_out = |id: Id| {
             let Node { key, object, life, namespace, .. } = *self.index.node(id);
@@ -421,7 +414,7 @@ impl State {
             if matches!(life, Life::Resident | Life::Below) {
                 self.settle(id);
             }
-            Gone { key, object }
+            key
         };
         family.into_iter().map(take_out).collect()
     }
