@@ -193,7 +193,10 @@ impl Store {
         let by = Instant::now() + REMOVAL;
         let known = self.far().map_or(Ok(()), |far| far.know(by - REMOVAL / 2));
         let mut state = self.state();
-        let cleared: Vec<bool> = state.tenants.namespaces().map(wanted).collect();
+        let all = state.tenants.namespaces().enumerate();
+        // What was forgotten is not here, and may be by another number.
+        let is_here = |number, known: &Known| state.tenants.find(&known.id) == Some(number as u16);
+        let cleared: Vec<bool> = all.map(|(number, known)| is_here(number, known) && wanted(known)).collect();
         let all = state.tenants.namespaces().zip(&cleared);
         let ids: Vec<NamespaceId> = all.filter(|(_, cleared)| **cleared).map(|(known, _)| known.id).collect();
         let gone = state.forget_all(|namespace| cleared[usize::from(namespace)]);
@@ -505,5 +508,27 @@ mod tests {
         .unwrap();
         drop(store);
         assert_eq!(open(&folder.0).contains(0, &[KEY]).unwrap(), [false]);
+    }
+
+    #[test]
+    fn who_clears_a_tenant_removes_nothing_of_one_that_had_its_number() {
+        let folder = Folder::new("tenant-numbers");
+        let store = open(&folder.0);
+        let open_of = |id, tenant: &str| store.namespace(id, tenant, shape(), "tiny@1").unwrap();
+        for number in 1..4096 {
+            open_of(numbered(number), if number < 3 { "one" } else { "many" });
+        }
+        let of = |tenant: &str| store.state().tenants.named(tenant);
+        let before = of("one");
+        // All of the first tenant's are forgotten for it.
+        served(&store, || open_of(numbered(4096), "new"));
+        assert_eq!((of("new"), of("one")), (before, None));
+        let number = open_of(NAMESPACE, "one");
+        let reserved = store.state().reserve(number, None, KEY, |_| false).unwrap();
+        let Reserved::New(filling) = reserved else { panic!("no room") };
+        assert!(store.write(fill(&store, filling), &KEY, Where::Log, PATIENCE).unwrap().is_some());
+        assert_eq!(served(&store, || store.clear(|known| Some(known.tenant) == before)).unwrap(), 0);
+        drop(store);
+        assert_eq!(open(&folder.0).contains(0, &[KEY]).unwrap(), [true]);
     }
 }
