@@ -13,7 +13,7 @@ use crate::state::State;
 use crate::store::Store;
 use crate::sync::lock;
 use crate::tenants::Known;
-use crate::tier::{Found, Identity, Place, Tier, TierOwner};
+use crate::tier::{Found, Identity, Place, TierOwner};
 use crate::write::Soon;
 use crate::{Log, NamespaceId, Shape};
 use early::Early;
@@ -323,20 +323,6 @@ impl Store {
         self.far().iter().for_each(|far| far.close());
     }
 
-    /// Takes whole namespaces out of the log too.
-    ///
-    /// # Errors
-    /// What the tier says, `DeadlineExceeded`; the blocks are gone from memory all the same.
-    pub fn clear_below(&self, namespaces: &[NamespaceId], by: Instant) -> Result<()> {
-        let (of, left) = (namespaces.to_vec(), move || by.saturating_duration_since(Instant::now()));
-        let all = move |log: &Log| {
-            let places =
-                of.iter().map(|one| log.remove_namespace(one, left())).collect::<Result<Vec<Place>>>()?;
-            log.sync(&places, left())
-        };
-        self.have_said(by, all)
-    }
-
     /// Has one of the threads that write say something in the log, and waits for it. Where none has begun by then, it is
     /// dropped.
     ///
@@ -345,20 +331,16 @@ impl Store {
     pub fn have_said(
         &self,
         by: Instant,
-        say: impl FnOnce(&Log) -> Result<()> + Send + 'static,
+        say: impl FnOnce(&Store) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let Some(below) = self.below() else { return Ok(()) };
         let (tell, told) = channel();
-        let all = move |store: &Store| {
-            // Who asked may wait no longer.
-            if let Some(below) = store.below() {
-                drop(tell.send(say(&below.log)));
-            }
-        };
+        // Who asked may wait no longer.
+        let all = move |store: &Store| drop(tell.send(say(store)));
         let saying = Arc::new(Saying(Mutex::new(Some(Box::new(all)))));
         below.writers.offer(saying.clone());
         told.recv_timeout(by.saturating_duration_since(Instant::now())).unwrap_or_else(|_| {
-            // What was not begun must not come behind what is stored from now on.
+            // Whoever asks next has it said.
             drop(lock(&saying.0).take());
             Err(Error::new(Code::DeadlineExceeded, "it was not said in time"))
         })

@@ -5,6 +5,7 @@
 //! - Nobody waits for an object store but who asks for what only it has, and by a thread that serves nobody else.
 //! - A read that ends in whatever way, its task's end included, is entered: no block is on its way for ever.
 
+use crate::BlockKey;
 use crate::below::Far;
 use crate::bring::most;
 use crate::figures::Where;
@@ -12,8 +13,7 @@ use crate::index::{Id, Life};
 use crate::object::{Loaded, Wanted, runs};
 use crate::state::{Filling, State};
 use crate::store::Store;
-use crate::tier::{Place, Tier};
-use crate::{BlockKey, NamespaceId};
+use crate::tier::Place;
 use kvik_core::{Code, Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -147,16 +147,6 @@ impl Far {
         // Those that are dropped take this lock.
         drop(state);
         failed.map_or(Ok((count, coming)), Err)
-    }
-
-    /// Takes whole namespaces out of the object store too.
-    ///
-    /// # Errors
-    /// `DeadlineExceeded` and what the tier says; the blocks are gone from here all the same.
-    pub fn clear(&self, namespaces: &[NamespaceId], by: Instant) -> Result<()> {
-        let left = || by.saturating_duration_since(Instant::now());
-        let removed = namespaces.iter().map(|one| self.objects.remove_namespace(one, left()));
-        self.objects.sync(&removed.collect::<Result<Vec<Place>>>()?, left())
     }
 
     /// Waits until all is known that the object store holds, so that what is removed now does not come back.

@@ -12,6 +12,7 @@ use crate::removing::Removing;
 use crate::state::{Filling, Reserved};
 use crate::store::{Store, check_keys};
 use crate::sums::{summed_layers, sums_after};
+use crate::unsaid::Removed;
 use crate::windows::Windows;
 use kvik_core::{Class, Result, Ticket};
 use kvik_engine::{PageSet, Transfer, TransferOptions};
@@ -277,7 +278,10 @@ fn abandon(fillings: Vec<Filling>, store: &Store) {
         let key = state.index.node(filling.id).key;
         let tiers = [Where::Log, Where::Object];
         removed.extend(
-            tiers.into_iter().filter(|tier| state.unsaid.of(*tier).has(&key)).map(|tier| (tier, key)),
+            tiers
+                .into_iter()
+                .filter(|tier| state.unsaid.of(*tier).has(&Removed::Block(key)))
+                .map(|tier| (tier, key)),
         );
         state.abandon(filling);
     }

@@ -47,10 +47,10 @@ pub(crate) fn why_full(shares: &[Share], lent: u64) -> Cause {
 }
 
 /// Whose blocks go, in this order, for one of this share. Shares without a quota have what is left, so theirs go first,
-/// and no others for theirs.
-pub(crate) fn makes_room(shares: &[Share], of: usize) -> [Option<usize>; 2] {
+/// and no others for theirs. One whose slabs have room for all of its quota takes from itself (`full`): they are of other shapes.
+pub(crate) fn makes_room(shares: &[Share], of: usize, full: bool) -> [Option<usize>; 2] {
     // There is less than the quotas promise: who has most of its own makes room.
     let left = |at: &usize| shares[*at].quota.unwrap_or(0).saturating_sub(shares[*at].used);
     let most = (1..shares.len()).filter(|at| shares[*at].used > 0).min_by_key(left);
-    [Some(0), most.filter(|_| of != 0)]
+    if full { [Some(of), None] } else { [Some(0), most.filter(|_| of != 0)] }
 }

@@ -26,6 +26,8 @@ pub(crate) struct Class {
     pub shape: Shape,
     /// The tenant that has slabs of its own.
     pub apart: Option<u16>,
+    /// Bytes that all of its blocks may take.
+    pub quota: Option<u64>,
 }
 
 /// Where a block lies in memory.
@@ -108,7 +110,18 @@ impl Slabs {
     /// A slab more, if there is room for one; room is made by slabs of other classes that are empty.
     fn grow(&mut self, class: Class) -> Result<Option<usize>> {
         let stride = stride(&class.shape);
-        let wanted = (self.capacity / SLABS).min(LARGEST).max(stride);
+        for at in 0..self.slabs.len() {
+            let is_own = |slab: &Slab| class.quota.is_some() && slab.class.apart == class.apart;
+            if self.slabs[at].as_ref().is_some_and(|slab| slab.is_empty() && is_own(slab)) {
+                self.give_back(at);
+            }
+        }
+        // What is beyond the quota would be nobody's.
+        let most = self.slots_left(class).saturating_mul(stride);
+        if most == 0 {
+            return Ok(None);
+        }
+        let wanted = (self.capacity / SLABS).min(LARGEST).min(most).max(stride);
         let mut at = 0;
         while self.capacity - self.taken < wanted && at < self.slabs.len() {
             if self.slabs[at].as_ref().is_some_and(Slab::is_empty) {
@@ -168,6 +181,14 @@ impl Slabs {
     /// Which class a slot is of.
     pub fn class(&self, slot: Slot) -> Option<Class> {
         self.slabs[usize::from(slot.slab)].as_ref().map(|slab| slab.class)
+    }
+
+    /// Slots that the slabs of a tenant may have more: with those of all shapes, it has room for its quota.
+    pub fn slots_left(&self, class: Class) -> u64 {
+        let Some(quota) = class.quota else { return u64::MAX };
+        let own = self.slabs.iter().flatten().filter(|slab| slab.class.apart == class.apart);
+        let room: u64 = own.map(|slab| slab.class.shape.bytes() * slab.owners.len() as u64).sum();
+        quota.saturating_sub(room) / class.shape.bytes()
     }
 
     /// Who has slots of a slab.

@@ -44,13 +44,6 @@ pub(crate) struct Filling {
     pub slot: Slot,
 }
 
-/// What a block that was taken out was called, and where it lies in the object store.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Gone {
-    pub key: BlockKey,
-    pub object: u64,
-}
-
 /// What a put finds of a key.
 pub(crate) enum Reserved {
     /// The block is here.
@@ -408,7 +401,7 @@ impl State {
 
     /// Takes a block out, and all that come after it: what they were called. Who reads one of them goes on reading, and
     /// who is bringing one finds out at its end.
-    pub fn forget(&mut self, id: Id) -> Vec<Gone> {
+    pub fn forget(&mut self, id: Id) -> Vec<BlockKey> {
         let family = self.index.family(id);
         let take_out = |id: Id| {
             let Node { key, object, life, namespace, .. } = *self.index.node(id);
@@ -421,7 +414,7 @@ impl State {
             if matches!(life, Life::Resident | Life::Below) {
                 self.settle(id);
             }
-            Gone { key, object }
+            key
         };
         family.into_iter().map(take_out).collect()
     }
@@ -469,10 +462,11 @@ impl State {
     fn place(&mut self, id: Id, new: bool) -> Result<Result<Slot, Cause>> {
         let namespace = self.index.node(id).namespace;
         let (share, shape) = (self.share(namespace), self.tenants.shape(namespace));
-        let known = self.tenants.namespace(namespace);
-        let apart = self.tenants.tenant(namespace).apart.then_some(known.tenant);
-        let class = Class { shape, apart };
-        if let Some(quota) = self.shares[share].quota {
+        let tenant = self.tenants.namespace(namespace).tenant;
+        let (quota, apart) = (self.shares[share].quota, self.tenants.tenant(namespace).apart);
+        // Room for another shape is made by all of a slab: so nobody else's blocks are among those of who has a quota.
+        let class = Class { shape, apart: (apart || quota.is_some()).then_some(tenant), quota };
+        if let Some(quota) = quota {
             while self.shares[share].used + shape.bytes() > quota {
                 if !self.admits(share, id, new) {
                     return Ok(Err(Cause::NotAdmitted));
@@ -492,8 +486,11 @@ impl State {
             if !self.admits(share, id, new) {
                 return Ok(Err(Cause::NotAdmitted));
             }
-            let makes_room = makes_room(&self.shares, share).into_iter().flatten();
-            let Some(freed) = makes_room.filter_map(|share| self.evict(share)).next() else { break };
+            let full = self.slabs.slots_left(class) == 0;
+            let makes_room = makes_room(&self.shares, share, full).into_iter().flatten();
+            let Some(freed) = makes_room.filter_map(|share| self.evict(share)).next() else {
+                return Ok(Err(if full { Cause::Quota } else { why_full(&self.shares, self.lent) }));
+            };
             if self.slabs.class(freed) != Some(class) {
                 self.empty(freed.slab);
             }

@@ -151,31 +151,28 @@ impl Store {
     /// The number of a namespace, see [`Tenants::open`]. Where there are too many, the longest-unused are forgotten for it.
     ///
     /// # Errors
-    /// As there; what a tier below says against forgetting blocks.
+    /// As there; what a tier below says against forgetting any.
     pub fn namespace(&self, id: NamespaceId, tenant: &str, shape: Shape, model: &str) -> Result<u16> {
-        let unused = {
-            let state = self.state();
-            if state.tenants.is_full_for(&id) {
-                let kept = state.kept.iter().map(|(_, id)| state.index.node(*id).namespace).collect();
-                state.tenants.unused(|namespace| state.index.taken_for(namespace) == 0, &kept)
-            } else {
-                Vec::new()
+        let mut unused = {
+            let mut state = self.state();
+            if !state.tenants.is_full_for(&id) {
+                return state.tenants.open(id, tenant, shape, model);
             }
+            let kept = state.kept.iter().map(|(_, id)| state.index.node(*id).namespace).collect();
+            state.tenants.unused(|namespace| state.index.taken_for(namespace) == 0, &kept)
         };
-        if unused.is_empty() {
-            return self.state().tenants.open(id, tenant, shape, model);
-        }
-        // Their blocks go as if they were cleared: none that was removed later may come back after a restart.
+        // Their blocks go as if they were cleared: none that was removed later may come back after a restart. So also of those
+        // without blocks, of which a tier may have some whose parents are gone.
         let (gone, cleared) = self.take_out(|known| unused.contains(&known.id));
         let mut state = self.state();
         state.counts.dropped += gone as u64;
-        // Of those without blocks the tiers have nothing that could come back.
-        if gone > 0 {
-            cleared?;
-        }
-        let State { tenants, index, .. } = &mut *state;
+        let State { tenants, index, unsaid, .. } = &mut *state;
+        unused.retain(|id| !unsaid.have(id));
         tenants.forget(&unused, |namespace| index.taken_for(namespace) == 0);
-        state.tenants.open(id, tenant, shape, model)
+        if tenants.is_full_for(&id) {
+            cleared.map_err(|error| not_forgotten(&id, &error))?;
+        }
+        tenants.open(id, tenant, shape, model)
     }
 
     /// Of each key whether the store has its block, whatever comes before it. Nothing is touched.
@@ -227,6 +224,15 @@ impl Store {
             ..state.counts.clone()
         }
     }
+}
+
+/// There is no room for a namespace, since this keeps others from being forgotten for it.
+fn not_forgotten(id: &NamespaceId, error: &Error) -> Error {
+    let text = format!(
+        "there is no room for namespace {id}: others are forgotten for it once a tier has written down that they are gone, \
+         and it has not ({error})"
+    );
+    Error::new(error.code, text)
 }
 
 /// # Errors

@@ -4,7 +4,7 @@
 //! their blocks make room for their own only. All others share what is left.
 //!
 //! There are [`MOST`] namespaces at most, and more may come: the longest-unused ones are forgotten then, and who asks for
-//! one of them opens it again.
+//! one of them opens it again. A tenant without options goes with the last of its namespaces.
 //!
 //! Invariant: the number of a namespace becomes another one's only when no block has it, and nobody works with it ([`Held`]).
 
@@ -15,7 +15,7 @@ use kvik_core::{Code, Error, Result};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// The most namespaces of a store, and the most tenants.
+/// The most namespaces of a store, and the most tenants with options.
 const MOST: usize = 4096;
 /// Namespaces that are forgotten at once: the tiers below are told of them, and that takes as long for one.
 const AT_ONCE: usize = 64;
@@ -80,7 +80,11 @@ pub(crate) struct Tenants {
     by_id: HashMap<NamespaceId, u16>,
     /// Times that some namespace was used.
     uses: u64,
+    /// By their numbers, those with options first; those that were forgotten are in `free_tenants`.
     tenants: Vec<TenantOptions>,
+    /// How many have options.
+    known: u16,
+    free_tenants: Vec<u16>,
     by_name: HashMap<String, u16>,
     /// The series of each tenant's figures.
     series: Vec<u16>,
@@ -94,7 +98,7 @@ impl Tenants {
     /// Those that are known from the start; all others have no quota.
     ///
     /// # Errors
-    /// `InvalidArgument` for a name that is empty, too long or there twice, or a quota of 0.
+    /// `InvalidArgument` for a name that is empty, too long or there twice, a quota of 0, or too many.
     pub fn new(options: &[TenantOptions]) -> Result<Tenants> {
         let mut tenants = Tenants { series_names: vec![OTHER.to_owned()], ..Tenants::default() };
         for one in options {
@@ -102,7 +106,12 @@ impl Tenants {
                 let text = format!("tenant {:?} is named twice, or has a quota of 0 bytes", one.name);
                 return Err(Error::new(Code::InvalidArgument, text));
             }
+            if tenants.tenants.len() >= MOST {
+                let text = format!("more than {MOST} tenants have options: leave out those that need none");
+                return Err(Error::new(Code::InvalidArgument, text));
+            }
             tenants.enter(one.clone(), true)?;
+            tenants.known += 1;
         }
         Ok(tenants)
     }
@@ -114,19 +123,30 @@ impl Tenants {
                 format!("a tenant's name has 1 to {MAX_NAME} bytes and no control characters, not {name:?}");
             return Err(Error::new(Code::InvalidArgument, text));
         }
-        if self.tenants.len() >= MOST {
-            return Err(full("tenants"));
-        }
-        let number = self.tenants.len() as u16;
+        let series = self.series_for(name, known);
+        let number = self.free_tenants.pop().unwrap_or(self.tenants.len() as u16);
         self.by_name.insert(name.clone(), number);
-        let own = name != OTHER && (known || self.unknown < MOST_SERIES);
-        self.unknown += usize::from(own && !known);
-        self.series.push(if own { self.series_names.len() as u16 } else { 0 });
-        if own {
-            self.series_names.push(name.clone());
+        if usize::from(number) == self.tenants.len() {
+            self.tenants.push(options);
+            self.series.push(series);
+        } else {
+            self.tenants[usize::from(number)] = options;
+            self.series[usize::from(number)] = series;
         }
-        self.tenants.push(options);
         Ok(number)
+    }
+
+    /// The series of a tenant that is entered: one that was here before has the same.
+    fn series_for(&mut self, name: &str, known: bool) -> u16 {
+        if let Some(before) = self.series_names.iter().position(|other| other == name) {
+            return before as u16;
+        }
+        if !known && self.unknown >= MOST_SERIES {
+            return 0;
+        }
+        self.unknown += usize::from(!known);
+        self.series_names.push(name.to_owned());
+        (self.series_names.len() - 1) as u16
     }
 
     /// The number of a namespace, which is entered if it is new.
@@ -153,7 +173,9 @@ impl Tenants {
             return Ok(number);
         }
         if self.is_full_for(&id) {
-            return Err(full("namespaces"));
+            let text =
+                format!("the store knows {MOST} namespaces, and none of them can go now: ask again later");
+            return Err(Error::new(Code::MemoryCapReached, text));
         }
         let tenant = match self.by_name.get(tenant) {
             Some(tenant) => *tenant,
@@ -198,7 +220,9 @@ impl Tenants {
         by_age.sort_unstable_by_key(|number| of(number).used);
         let mut counts: HashMap<u16, usize> = HashMap::new();
         by_age.iter().for_each(|number| *counts.entry(of(number).known.tenant).or_default() += 1);
-        let most = counts.iter().max_by_key(|(_, count)| **count).map(|(tenant, _)| *tenant);
+        // Of several the longest-unused.
+        let most =
+            by_age.iter().rev().map(|number| of(number).known.tenant).max_by_key(|tenant| counts[tenant]);
         let may_go = |number: &u16| Arc::strong_count(&of(number).held) == 1 && !kept.contains(number);
         let older = by_age[..by_age.len() / 2].iter().filter(|number| may_go(number) && empty(**number));
         let mut unused: Vec<u16> = older.copied().collect();
@@ -216,7 +240,17 @@ impl Tenants {
             if empty(number) && Arc::strong_count(&self.namespaces[usize::from(number)].held) == 1 {
                 self.by_id.remove(id);
                 self.free.push(number);
+                self.forget_tenant(self.namespace(number).tenant);
             }
+        }
+    }
+
+    /// Forgets a tenant without options that has no namespace any more: names come from clients.
+    fn forget_tenant(&mut self, tenant: u16) {
+        let has = |number: &u16| self.namespace(*number).tenant == tenant;
+        if tenant >= self.known && !self.by_id.values().any(has) {
+            self.by_name.remove(&self.tenants[usize::from(tenant)].name);
+            self.free_tenants.push(tenant);
         }
     }
 
@@ -249,7 +283,8 @@ impl Tenants {
         Identity { key: node.key, parent, namespace: known.id, shape: known.shape }
     }
 
-    /// All namespaces, by their numbers; also what was forgotten, until its number is another one's.
+    /// All namespaces, by their numbers; also what was forgotten, until its number is another one's: its tenant may have
+    /// become another one meanwhile.
     pub fn namespaces(&self) -> impl ExactSizeIterator<Item = &Known> {
         self.namespaces.iter().map(|entered| &entered.known)
     }
@@ -279,13 +314,6 @@ impl Tenants {
     pub fn named(&self, name: &str) -> Option<u16> {
         self.by_name.get(name).copied()
     }
-}
-
-fn full(what: &str) -> Error {
-    Error::new(
-        Code::MemoryCapReached,
-        format!("the store knows {MOST} {what}, and none of them can go now: ask again later"),
-    )
 }
 
 impl Namespace {
@@ -323,6 +351,24 @@ mod tests {
         drop(held);
         tenants.forget(&[id(0)], |_| true);
         assert_eq!(tenants.find(&id(0)), None);
+    }
+
+    #[test]
+    fn a_tenant_that_comes_again_has_the_series_that_it_had() {
+        let known = TenantOptions { name: "known".into(), quota: Some(1), apart: false };
+        let (mut tenants, shape) = (Tenants::new(&[known]).unwrap(), Shape::new(1, 1, 64).unwrap());
+        let open = |tenants: &mut Tenants, id: u8, tenant: &str| {
+            let number = tenants.open(NamespaceId([id; 32]), tenant, shape, "m").unwrap();
+            (tenants.namespace(number).tenant, tenants.series(number))
+        };
+        assert_eq!((open(&mut tenants, 1, "a"), open(&mut tenants, 2, "known")), ((1, 2), (0, 1)));
+        assert_eq!(open(&mut tenants, 3, "a"), (1, 2));
+        tenants.forget(&[NamespaceId([1; 32]), NamespaceId([2; 32])], |_| true);
+        assert_eq!((tenants.named("a"), tenants.named("known")), (Some(1), Some(0)));
+        tenants.forget(&[NamespaceId([3; 32])], |_| true);
+        assert_eq!(tenants.named("a"), None);
+        assert_eq!((open(&mut tenants, 4, "b"), open(&mut tenants, 5, "a")), ((1, 3), (2, 2)));
+        assert_eq!(tenants.series_names(), ["other", "known", "a", "b"]);
     }
 
     #[test]

@@ -1,21 +1,32 @@
 //! Removals that were decided and that a tier below has not confirmed.
 //!
 //! Invariants:
-//! - A key is here from the moment at which its block is taken out until the tier has confirmed that no restart finds it;
-//!   or until its block is put again, since what the tier has of it is then wanted. So who removes it again is told the
-//!   truth of it, though nobody knows the block any more.
-//! - While a removal is being said, its block is not taken: the removal could come behind it, and void it with a restart.
-//! - While a block is being brought, no removal of it begins to be said: for the same reason.
+//! - What was removed is here from the moment at which it is taken out until the tier has confirmed that no restart finds
+//!   it. So who removes it again is told the truth of it, though nobody knows it any more. A block goes from here before
+//!   that where it is put again, since what the tier has of it is then wanted.
+//! - While the removal of a block is being said, the block is not taken: the removal could come behind it, and void it with
+//!   a restart. While a block is being brought, no removal of it begins to be said: for the same reason.
+//! - A namespace that was removed is taken up in memory at once. But none of its blocks is written to a tier while that has
+//!   its removal here: whoever is to write one says the removal first (`Store::before_writing`).
+//! - No namespace is forgotten that is here: who removes it again must find it.
 
-use crate::BlockKey;
 use crate::figures::Where;
 use crate::index::{Index, Life};
+use crate::{BlockKey, NamespaceId};
 use std::collections::{BTreeMap, HashMap};
 
 /// No more blocks are taken out while the removals of so many are not confirmed.
 const MOST: usize = 1 << 16;
 /// Removals that are said, and made durable, at once.
 const AT_ONCE: usize = 4096;
+
+/// What was removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Removed {
+    Block(BlockKey),
+    /// With all of its blocks.
+    Namespace(NamespaceId),
+}
 
 /// Those of each tier.
 #[derive(Default)]
@@ -32,58 +43,63 @@ impl Removals {
     }
 
     pub fn are_saying(&self, key: &BlockKey) -> bool {
-        self.0.iter().any(|unsaid| unsaid.is_saying(key))
+        self.0.iter().any(|unsaid| unsaid.is_saying(&Removed::Block(*key)))
+    }
+
+    /// Whether a tier has not confirmed that a namespace is gone.
+    pub fn have(&self, id: &NamespaceId) -> bool {
+        self.0.iter().any(|unsaid| unsaid.has(&Removed::Namespace(*id)))
     }
 
     /// The block is here again.
     pub fn put_again(&mut self, key: &BlockKey) {
-        self.0.iter_mut().for_each(|unsaid| unsaid.put_again(key));
+        self.0.iter_mut().for_each(|unsaid| unsaid.put_again(&Removed::Block(*key)));
     }
 }
 
 /// Those of one tier.
 #[derive(Default)]
 pub(crate) struct Unsaid {
-    /// The number of each key's removal.
-    numbers: HashMap<BlockKey, u64>,
+    /// The number of each removal.
+    numbers: HashMap<Removed, u64>,
     /// In the order in which they were decided.
     removals: BTreeMap<u64, Removal>,
     next: u64,
 }
 
 struct Removal {
-    key: BlockKey,
+    what: Removed,
     saying: bool,
     /// It came to be needed again while it was said: what is said may not count for what it is needed for.
     again: bool,
 }
 
 impl Unsaid {
-    pub fn add(&mut self, key: BlockKey) {
-        if let Some(removal) = self.numbers.get(&key).and_then(|number| self.removals.get_mut(number)) {
+    pub fn add(&mut self, what: Removed) {
+        if let Some(removal) = self.numbers.get(&what).and_then(|number| self.removals.get_mut(number)) {
             removal.again = removal.saying;
             return;
         }
-        self.numbers.insert(key, self.next);
-        self.removals.insert(self.next, Removal { key, saying: false, again: false });
+        self.numbers.insert(what, self.next);
+        self.removals.insert(self.next, Removal { what, saying: false, again: false });
         self.next += 1;
     }
 
-    fn get(&self, key: &BlockKey) -> Option<&Removal> {
-        self.removals.get(self.numbers.get(key)?)
+    fn get(&self, what: &Removed) -> Option<&Removal> {
+        self.removals.get(self.numbers.get(what)?)
     }
 
-    pub fn has(&self, key: &BlockKey) -> bool {
-        self.numbers.contains_key(key)
+    pub fn has(&self, what: &Removed) -> bool {
+        self.numbers.contains_key(what)
     }
 
-    fn is_saying(&self, key: &BlockKey) -> bool {
-        self.get(key).is_some_and(|removal| removal.saying)
+    fn is_saying(&self, what: &Removed) -> bool {
+        self.get(what).is_some_and(|removal| removal.saying)
     }
 
-    fn put_again(&mut self, key: &BlockKey) {
-        if !self.is_saying(key)
-            && let Some(number) = self.numbers.remove(key)
+    fn put_again(&mut self, what: &Removed) {
+        if !self.is_saying(what)
+            && let Some(number) = self.numbers.remove(what)
         {
             self.removals.remove(&number);
         }
@@ -99,39 +115,48 @@ impl Unsaid {
         self.removals.first_key_value().is_none_or(|(first, _)| *first >= until)
     }
 
-    /// Begins to say some of those that were decided before this one, and that nobody says.
-    pub fn begin(&mut self, until: u64, index: &Index) -> Vec<BlockKey> {
-        let waiting = self.removals.range_mut(..until).map(|(_, removal)| removal);
-        let waiting = waiting.filter(|removal| !removal.saying && !is_coming(index, &removal.key));
-        let begin = |removal: &mut Removal| {
-            removal.saying = true;
-            removal.key
-        };
-        waiting.take(AT_ONCE).map(begin).collect()
+    /// Whether there are some of those that were decided before this one that may begin to be said.
+    pub fn may_begin(&self, until: u64, index: &Index) -> bool {
+        let mut waiting = self.removals.range(..until).map(|(_, removal)| removal);
+        waiting.any(|removal| may_be_said(index, removal))
     }
 
-    /// The same of one key; whether it did.
-    pub fn begin_one(&mut self, key: &BlockKey, index: &Index) -> bool {
-        let removal = self.numbers.get(key).and_then(|number| self.removals.get_mut(number));
-        let removal = removal.filter(|removal| !removal.saying && !is_coming(index, key));
+    /// Begins to say some of them.
+    pub fn begin(&mut self, until: u64, index: &Index) -> Vec<Removed> {
+        let waiting = self.removals.range_mut(..until).map(|(_, removal)| removal);
+        let begin = |removal: &mut Removal| {
+            removal.saying = true;
+            removal.what
+        };
+        waiting.filter(|removal| may_be_said(index, removal)).take(AT_ONCE).map(begin).collect()
+    }
+
+    /// The same of one; whether it did.
+    pub fn begin_one(&mut self, what: &Removed, index: &Index) -> bool {
+        let removal = self.numbers.get(what).and_then(|number| self.removals.get_mut(number));
+        let removal = removal.filter(|removal| may_be_said(index, removal));
         removal.is_some_and(|removal| !std::mem::replace(&mut removal.saying, true))
     }
 
     /// These were said, or they were not.
-    pub fn end(&mut self, keys: &[BlockKey], said: bool) {
-        for key in keys {
-            let Some(number) = self.numbers.get(key).copied() else { continue };
+    pub fn end(&mut self, all: &[Removed], said: bool) {
+        for what in all {
+            let Some(number) = self.numbers.get(what).copied() else { continue };
             let Some(removal) = self.removals.get_mut(&number) else { continue };
             removal.saying = false;
             if !std::mem::take(&mut removal.again) && said {
                 self.removals.remove(&number);
-                self.numbers.remove(key);
+                self.numbers.remove(what);
             }
         }
     }
 }
 
-/// Whether a put is bringing a block of this key.
-fn is_coming(index: &Index, key: &BlockKey) -> bool {
-    index.find_any(key).is_some_and(|id| index.node(id).life == Life::Filling)
+/// Nobody says it, and no put is bringing the block.
+fn may_be_said(index: &Index, removal: &Removal) -> bool {
+    let is_coming = match &removal.what {
+        Removed::Block(key) => index.find_any(key).is_some_and(|id| index.node(id).life == Life::Filling),
+        Removed::Namespace(_) => false,
+    };
+    !removal.saying && !is_coming
 }

@@ -13,6 +13,7 @@ use crate::state::State;
 use crate::store::Store;
 use crate::sync::lock;
 use crate::tier::{Identity, PATIENCE, Place, Tier};
+use crate::unsaid::Removed;
 use crate::{BlockKey, Entry};
 use kvik_core::{Code, Error, Result};
 use kvik_engine::PageSet;
@@ -258,14 +259,13 @@ impl Store {
     }
 
     /// Writes a block to a tier below, if that does not have it yet: where it is there.
-    fn write(&self, id: Id, key: &BlockKey, to: Where, within: Duration) -> Result<Option<Place>> {
+    pub fn write(&self, id: Id, key: &BlockKey, to: Where, within: Duration) -> Result<Option<Place>> {
         let Some(tier) = self.tier(to) else { return Ok(None) };
         let (source, entry, sum) = {
-            let mut state = self.state();
-            let node = state.index.node(id).clone();
-            if node.key != *key || matches!(node.life, Life::Free | Life::Leaving) {
+            let Some(mut state) = self.before_writing((id, key), to, Instant::now() + within)? else {
                 return Ok(None);
-            }
+            };
+            let node = state.index.node(id).clone();
             if let Some(place) = node.place_in(to) {
                 return Ok(Some(place));
             }
@@ -371,7 +371,7 @@ impl Source {
             _ => {}
         }
         if removed {
-            state.unsaid.of(to).add(*key);
+            state.unsaid.of(to).add(Removed::Block(*key));
         }
         let memory_only = self.is_memory();
         drop(state);
@@ -386,7 +386,11 @@ impl Source {
             // It was removed while it was written: a restart is not to find it.
             store.say_late(to, key)?;
         }
-        written.map(|place| place.map(|place| known.unwrap_or(place)))
+        match written {
+            // It was removed meanwhile, with what its namespace means: that is not who wrote it at fault.
+            Err(_) if !same => Ok(None),
+            written => Ok(written?.map(|place| known.unwrap_or(place))),
+        }
     }
 }
 
@@ -398,10 +402,10 @@ pub(crate) mod tests {
     use kvik_engine::{Config, Engine};
     use std::path::Path;
 
-    const NAMESPACE: NamespaceId = NamespaceId([1; 32]);
+    pub const NAMESPACE: NamespaceId = NamespaceId([1; 32]);
     pub const KEY: BlockKey = BlockKey([2; 32]);
 
-    fn shape() -> Shape {
+    pub fn shape() -> Shape {
         Shape::new(1, 1, 4096).unwrap()
     }
 
@@ -431,6 +435,11 @@ pub(crate) mod tests {
 
     /// Writes a block to the log, and has something happen between the first look at it and the writing.
     pub fn write(store: &Store, id: Id, meanwhile: impl FnOnce(&Log)) {
+        write_with(store, id, meanwhile).unwrap();
+    }
+
+    /// The same, and what became of it.
+    pub fn write_with(store: &Store, id: Id, meanwhile: impl FnOnce(&Log)) -> Result<Option<Place>> {
         let log = &store.below().unwrap().log;
         let mut state = store.state();
         let node = state.index.node(id).clone();
@@ -442,8 +451,8 @@ pub(crate) mod tests {
             Entry { key: KEY, parent: None, namespace: NAMESPACE, shape: shape(), sums: Box::default() };
         let (entry, memory, offset) = source.summed(store, entry, node.sum).unwrap().expect("its bytes");
         meanwhile(log);
-        let place = log.store(&entry, &memory, offset, PATIENCE).unwrap();
-        source.note_end(store, (id, &KEY), Where::Log, Ok(Some(place))).unwrap();
+        let written = log.store(&entry, &memory, offset, PATIENCE).map(Some);
+        source.note_end(store, (id, &KEY), Where::Log, written)
     }
 
     #[test]

@@ -284,7 +284,8 @@ impl Shared {
                 copies.bytes += identity.shape.bytes();
             }
             None => {
-                count(&self.counters.dropped, 1);
+                // An earlier attempt has copied it, perhaps.
+                count(&self.counters.dropped, u64::from(self.owner.knows(identity, from)));
                 self.owner.dropped(identity, from);
             }
         }

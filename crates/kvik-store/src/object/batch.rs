@@ -11,6 +11,7 @@ use crate::log::footer::{LISTED, Listed, Lister, MAX_NAMESPACES, listed};
 use crate::log::format::{EDGE, HEAD, Head, Seed, Trailer, What, header, start};
 use crate::log::place::{UNIT, place, position};
 use crate::tier::{Identity, Place};
+use crate::unsaid::Removed;
 use crate::{Entry, NamespaceId};
 use kvik_core::{Code, Error, Result, page_sum};
 use kvik_host::Memory;
@@ -27,6 +28,8 @@ pub(super) struct Batch {
     pub blocks: u32,
     /// Removals in it.
     pub removals: u32,
+    /// Objects whose removals it has taken over.
+    pub instead_of: Vec<u32>,
     /// When the first record came.
     pub since: Instant,
     listed: Vec<Listed>,
@@ -45,6 +48,7 @@ impl Batch {
             bytes,
             blocks: 0,
             removals: 0,
+            instead_of: Vec::new(),
             since: Instant::now(),
             listed: Vec::new(),
             namespaces: Vec::new(),
@@ -80,7 +84,11 @@ impl Batch {
     }
 
     /// Takes a removal.
-    pub fn remove(&mut self, what: What) -> Place {
+    pub fn remove(&mut self, what: Removed) -> Place {
+        let what = match what {
+            Removed::Block(key) => What::Removed(key),
+            Removed::Namespace(id) => What::NamespaceRemoved(id),
+        };
         let (place, _) = self.head(what, 0, &[]);
         self.listed.push(listed(offset_of(place), &what, 0));
         self.removals += 1;
@@ -121,8 +129,8 @@ impl Batch {
         };
         self.bytes.extend_from_slice(&footer);
         self.bytes.extend_from_slice(&trailer.to_bytes());
-        let Batch { number, seed, blocks, removals, bytes, .. } = self;
-        Finished { number, seed, blocks, removals, bytes: bytes.into() }
+        let Batch { number, seed, blocks, removals, instead_of, bytes, .. } = self;
+        Finished { number, seed, blocks, removals, instead_of, bytes: bytes.into() }
     }
 }
 
@@ -133,6 +141,7 @@ pub(super) struct Finished {
     pub seed: Seed,
     pub blocks: u32,
     pub removals: u32,
+    pub instead_of: Vec<u32>,
     pub bytes: bytes::Bytes,
 }
 
@@ -220,8 +229,8 @@ mod tests {
             let place = batch.add(&entry, &memory, 100).unwrap();
             expected.push((place, What::Block(Identity::from(&entry))));
         }
-        let removed = What::Removed(BlockKey([1; 32]));
-        expected.push((batch.remove(removed), removed));
+        let key = BlockKey([1; 32]);
+        expected.push((batch.remove(Removed::Block(key)), What::Removed(key)));
         assert!(batch.takes(&NamespaceId([0; 32])));
         (batch.finish(|id| Some(id.0[..5].into())), expected)
     }

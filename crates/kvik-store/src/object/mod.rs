@@ -20,18 +20,21 @@ mod connect;
 mod load;
 mod open;
 mod options;
+mod said;
 mod state;
 mod upload;
 
 pub(crate) use load::{Loaded, Wanted, runs};
 pub use options::{Bucket, ObjectOptions};
 
-use crate::log::format::{MAX_MEANING, What};
+use crate::log::format::MAX_MEANING;
 use crate::tier::{Identity, Place, Tier, TierOwner, Usage};
+use crate::unsaid::Removed;
 use crate::{BlockKey, Entry, NamespaceId};
 use kvik_core::{Code, Error, Result, format_size};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{ForkGuard, HostError, Memory};
+use said::Said;
 use state::{Shared, Stage, State};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Sender, channel};
@@ -207,7 +210,7 @@ impl Objects {
         &self,
         more: u64,
         within: Duration,
-        change: impl Fn(&mut batch::Batch) -> Result<T>,
+        change: impl Fn(&mut batch::Batch, &mut Said) -> Result<T>,
     ) -> Result<T> {
         if self.fork.is_child() {
             let text =
@@ -219,8 +222,9 @@ impl Objects {
         loop {
             match self.shared.prepare(&mut state, more) {
                 Ok(()) => {
-                    if let Some(batch) = &mut state.batch {
-                        return change(batch);
+                    let State { batch, said, .. } = &mut *state;
+                    if let Some(batch) = batch {
+                        return change(batch, said);
                     }
                 }
                 Err(error) if error.code != Code::DeadlineExceeded => return Err(error),
@@ -231,8 +235,11 @@ impl Objects {
         }
     }
 
-    fn remove_what(&self, what: What, within: Duration) -> Result<Place> {
-        let place = self.change(0, within, |batch| Ok(batch.remove(what)))?;
+    fn remove_what(&self, what: Removed, within: Duration) -> Result<Place> {
+        let place = self.change(0, within, |batch, said| {
+            said.removed(batch.number, what);
+            Ok(batch.remove(what))
+        })?;
         self.shared.work.notify_one();
         Ok(place)
     }
@@ -316,11 +323,13 @@ impl Tier for Objects {
             );
             return Err(Error::new(Code::InvalidArgument, text));
         }
-        let place = self.change(bytes, within, |batch| {
+        let place = self.change(bytes, within, |batch, said| {
             if !batch.takes(&entry.namespace) {
                 return Err(Error::new(Code::StorageFull, "an object has no room for another namespace"));
             }
-            batch.add(entry, memory, offset)
+            let place = batch.add(entry, memory, offset)?;
+            said.stored(&Identity::from(entry));
+            Ok(place)
         })?;
         state::count(&self.shared.counters.stored, bytes);
         Ok(place)
@@ -347,12 +356,12 @@ impl Tier for Objects {
     }
 
     fn remove(&self, key: &BlockKey, within: Duration) -> Result<Place> {
-        self.remove_what(What::Removed(*key), within)
+        self.remove_what(Removed::Block(*key), within)
     }
 
     fn remove_namespace(&self, namespace: &NamespaceId, within: Duration) -> Result<Place> {
         self.shared.meanings.lock().unwrap_or_else(PoisonError::into_inner).remove(namespace);
-        self.remove_what(What::NamespaceRemoved(*namespace), within)
+        self.remove_what(Removed::Namespace(*namespace), within)
     }
 
     fn usage(&self) -> Usage {

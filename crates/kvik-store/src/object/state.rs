@@ -3,11 +3,13 @@
 //! Invariants:
 //! - A number is given to one batch. An object is never written again: what a place names stays what it was, or goes.
 //! - A place is given out only when its bytes are in a batch; they are read from there until their object is stored.
-//! - An object with removals goes only when no older one is left: else what they removed could be found again.
+//! - An object with removals goes only when no older one is left, or when a later one that is stored holds them too: else what
+//!   they removed could be found again.
 
 use super::batch::{Batch, Finished};
 use super::breaker::Breaker;
 use super::options::ObjectOptions;
+use super::said::Said;
 use crate::NamespaceId;
 use crate::log::format::Seed;
 use crate::log::place::position;
@@ -31,7 +33,7 @@ pub(super) struct Object {
     pub size: u64,
     /// Blocks of it that somebody knows.
     pub live: u32,
-    /// Removals in it.
+    /// Removals in it, until a later one holds them too.
     pub removals: u32,
 }
 
@@ -60,6 +62,8 @@ pub(super) struct State {
     pub bytes: u64,
     /// Blocks of batches that are not stored yet, of which nobody knows any more.
     pub freed: HashMap<u32, u32>,
+    /// Which removals objects hold.
+    pub said: Said,
     /// Who waits for what was gathered: it is sent though it is little.
     pub send_now: bool,
     /// Batches that will not be stored, for those who wait for them.
@@ -79,6 +83,7 @@ impl State {
             objects: BTreeMap::new(),
             bytes: 0,
             freed: HashMap::new(),
+            said: Said::default(),
             send_now: false,
             given_up: HashSet::new(),
             taken_over: false,

@@ -84,8 +84,15 @@ impl Shared {
     /// Nothing more goes into the batch that is being filled.
     pub fn seal(&self, state: &mut State) {
         state.send_now = false;
-        let batch = state.batch.take();
-        state.whole.extend(batch.map(|batch| batch.finish(|id| self.meaning(id))));
+        let State { batch, whole, objects, said, .. } = state;
+        let Some(mut batch) = batch.take() else { return };
+        let is_dead = |number| objects.get(&number).is_some_and(|object| object.live == 0);
+        let (removals, from) = said.take_over(batch.number, is_dead);
+        for what in removals {
+            batch.remove(what);
+        }
+        batch.instead_of = from;
+        whole.push_back(batch.finish(|id| self.meaning(id)));
     }
 
     /// Sees to it that there is a batch that takes the next record, of so many bytes.
@@ -136,12 +143,17 @@ impl Shared {
             return;
         }
         self.breaker.answered();
-        let Finished { number, seed, blocks, removals, bytes } = batch;
+        let Finished { number, seed, blocks, removals, instead_of, bytes } = batch;
         let size = bytes.len() as u64;
         let mut state = self.state();
         state.whole.retain(|whole| whole.number != number);
         let live = blocks.saturating_sub(state.freed.remove(&number).unwrap_or_default());
         state.objects.insert(number, Object { seed, size, live, removals });
+        for before in instead_of {
+            if let Some(object) = state.objects.get_mut(&before) {
+                object.removals = 0;
+            }
+        }
         state.bytes += size;
         drop(state);
         self.progress.notify_all();
@@ -255,6 +267,7 @@ impl Shared {
         self.breaker.answered();
         let mut state = self.state();
         for number in numbers {
+            state.said.gone(number);
             let removed = state.objects.remove(&number).map_or(0, |object| object.size);
             state.bytes = state.bytes.saturating_sub(removed);
         }

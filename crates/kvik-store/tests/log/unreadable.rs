@@ -148,8 +148,10 @@ fn spoiled(dir: &Dir, unreadable: Duration) -> (Arc<Bad>, Arc<Index>, Log, u64) 
 fn a_block_that_cannot_be_read_for_a_while_is_kept_within_the_capacity() {
     let dir = Dir::new("unreadable");
     let (bad, index, log, mut number) = spoiled(&dir, Duration::from_secs(60));
+    let dropped = log.usage().dropped;
     for _ in 0..20 {
         let error = store(&log, &index, number).unwrap_err();
+        assert_eq!(log.usage().dropped, dropped, "nothing went");
         assert!(error.code == Code::StorageFailed && error.text.contains("reading segment"), "{error}");
         let usage = log.usage();
         assert!(usage.bytes <= usage.capacity, "{usage:?}");

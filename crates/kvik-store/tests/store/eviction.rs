@@ -133,6 +133,44 @@ fn a_tenant_within_its_quota_makes_no_room_for_others() {
     assert!(rig.client.stat().unwrap().blocks > u64::from(count));
 }
 
+/// Puts blocks of two shapes in turn, as a tenant of this name.
+fn put_two_shapes(rig: &Rig, tenant: &str) {
+    let spaces = [1, 3].map(|times| {
+        let (of, shape) =
+            (namespace(&format!("{tenant} {times}")), Shape::new(LAYERS, SLICES, times * RUN).unwrap());
+        (rig.client.open(tenant, &of, shape).unwrap(), Pages::new(&rig.engine, 4, shape), of)
+    });
+    for prompt in 0..100 {
+        for (space, pages, of) in &spaces {
+            for more in 0..5 {
+                let keys = keys(of, &[5 * prompt + more]);
+                // What is being written holds its slab for a moment.
+                becomes(|| put(space, pages, None, &keys).refused == 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_tenant_within_its_quota_makes_no_room_for_other_shapes() {
+    let quota = 3 << 17;
+    let rig = with_quotas(&[("steady", quota), ("changing", quota)]);
+    let mine = namespace("steady");
+    let space = rig.client.open("steady", &mine, shape()).unwrap();
+    // Others' blocks are among the first ones that come.
+    rig.put(&[1]);
+    let count = (quota / BLOCK) as u32;
+    for prompt in 0..count {
+        assert_eq!(put(&space, &rig.pages, None, &keys(&mine, &[prompt])).stored, 1);
+        rig.put(&[1000 + prompt]);
+    }
+    for tenant in ["anybody", "changing", "anybody"] {
+        put_two_shapes(&rig, tenant);
+        let here = (0..count).filter(|prompt| space.contains(&keys(&mine, &[*prompt])).unwrap() == [true]);
+        assert_eq!(here.count() as u32, count, "beside {tenant}");
+    }
+}
+
 #[test]
 fn quotas_of_more_than_the_memory_are_served_alike() {
     let rig = with_quotas(&[("first", 1 << 20), ("second", 1 << 20)]);

@@ -102,3 +102,27 @@ fn what_went_with_its_namespace_stays_gone_after_a_restart() {
     let last = rig.client.open("one", &after_reset(MANY - 1), shape()).unwrap();
     assert_eq!(get(&last, &rig.pages, &key()), 1);
 }
+
+#[test]
+fn more_tenants_come_than_a_store_knows_namespaces() {
+    let rig = Rig::new(MEMORY);
+    let name = |number: u32| format!("tenant {number}");
+    let open = |number: u32| rig.client.open(&name(number), &after_reset(number), shape()).unwrap();
+    let first = open(0);
+    let last: Vec<Space> = (1..=MANY)
+        .map(|number| {
+            let space = open(number);
+            assert_eq!(put(&space, &rig.pages, None, &key()).stored, 1, "tenant {number}");
+            space
+        })
+        .skip(MANY as usize - 3000)
+        .collect();
+    // Those that were used last are there, and whoever is cleared is no other one.
+    assert!(last.iter().all(|space| space.contains(&key()).unwrap() == [true]));
+    assert_eq!(rig.client.clear_tenant(&name(MANY - 1)).unwrap(), 1);
+    assert_eq!(rig.client.clear_tenant(&name(1)).unwrap(), 0);
+    let here = last.iter().filter(|space| space.contains(&key()).unwrap() == [true]);
+    assert_eq!(here.count(), last.len() - 1);
+    assert_eq!(first.contains(&key()).unwrap(), [false]);
+    assert_eq!(put(&first, &rig.pages, None, &key()).stored, 1);
+}

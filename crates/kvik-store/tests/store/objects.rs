@@ -149,6 +149,44 @@ fn objects_of_which_nothing_is_left_go() {
 }
 
 #[test]
+fn what_was_removed_one_by_one_takes_few_objects_and_stays_gone() {
+    const MOST: u32 = 40;
+    let (bucket, mut random) = (Bucket::new(), Random::new());
+    // One that stays, so that no object with removals is the oldest.
+    let mut there = vec![0];
+    {
+        let rig = rig_with(small(&bucket), None);
+        put_all(&rig, 0..1);
+        for turn in 0..200 {
+            let number = 1 + random.below(u64::from(MOST)) as u32;
+            let before = rig.client.stat().unwrap().object_written;
+            // Some are removed while they are gathered, some are put again.
+            if rig.put(&prompt(number)).stored == 4 && turn % 3 > 0 {
+                becomes(|| rig.client.stat().unwrap().object_written >= before + 4);
+            }
+            there.retain(|other| *other != number);
+            match random.below(4) {
+                0 => there.push(number),
+                _ => assert_eq!(rig.space.remove(&rig.keys(&prompt(number))[..1]).unwrap(), 4),
+            }
+        }
+        // What is there is in an object or two each, and all that were removed are in a few.
+        becomes(|| bucket.objects().len() <= 2 * there.len() + 12);
+        for number in 0..=MOST {
+            assert_eq!(rig.get(&prompt(number)), if there.contains(&number) { 4 } else { 0 }, "{number}");
+        }
+        sent(&rig);
+    }
+    let rig = rig_with(small(&bucket), None);
+    opened(&rig);
+    for number in 0..=MOST {
+        let gone = !there.contains(&number);
+        assert!(!gone || rig.get(&prompt(number)) == 0, "prompt {number} was removed");
+    }
+    assert_eq!(rig.get(&prompt(0)), 4);
+}
+
+#[test]
 fn it_takes_no_more_than_it_may() {
     let bucket = Bucket::new();
     let rig = rig_with(ObjectOptions { size: 1 << 20, ..small(&bucket) }, None);
