@@ -95,7 +95,7 @@ fn a_crowd_that_begins_tls_and_says_no_more_keeps_nobody_out() {
             counted.fetch_add(1, Ordering::Relaxed);
             if silent.len() > 600 {
                 silent.pop_front();
-                std::thread::sleep(Duration::from_millis(2));
+                std::thread::sleep(Duration::from_millis(10));
             }
         }
     });
