@@ -67,6 +67,21 @@ def test_a_reset_fails_while_a_handover_is_loaded(pair: Pair) -> None:
     assert d.scheduler.reset_cache() is True
 
 
+def test_a_reset_that_vllm_could_not_make_is_not_counted(pair: Pair) -> None:
+    """Its own fails while any KV block is held; it asks the connector all the same, and whoever has asked is
+    to try again. If a try counted, the servers would be apart until they restart."""
+    p, d = pair
+    held = [p.pool.blocks[3]]
+    p.pool.touch(held)
+    for _ in range(2):
+        assert p.scheduler.reset_cache() is False
+    assert loaded(p, d, 1) == 8, "it is as it was: vLLM's prefix cache was not emptied"
+    p.pool.free_blocks(held)
+    assert p.scheduler.reset_cache() is True
+    assert d.scheduler.reset_cache() is True
+    assert loaded(p, d, 2) == 8
+
+
 def streamed(p: Server, name: str, template: dict[str, Any]) -> Any:
     """A request that prefill is to hand over in parts arrives."""
     stream = {"seed": SEED, "of": template}

@@ -21,12 +21,15 @@ from typing import Protocol
 
 
 class BlockPool(Protocol):
-    """A serving engine's pool of KV blocks, as far as it is used here: vLLM's is the same in 0.28 to 0.33."""
+    """A serving engine's pool of KV blocks, as far as it is used here: vLLM's is the same in 0.28 to 0.33.
+    One of its blocks is nobody's, and never free."""
 
     blocks: list[object]
+    num_gpu_blocks: int
 
     def touch(self, blocks: list[object]) -> None: ...
     def free_blocks(self, ordered_blocks: Iterable[object]) -> None: ...
+    def get_num_free_blocks(self) -> int: ...
 
 
 @dataclass
@@ -79,6 +82,13 @@ class HeldBlocks:
     def pool_blocks(self) -> int:
         """How many KV blocks the engine has; 0 where references cannot be taken."""
         return 0 if self._pool is None else len(self._pool.blocks)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anybody has one of the engine's KV blocks, as far as that can be known: as vLLM asks itself
+        before it empties its prefix cache."""
+        pool = self._pool
+        return pool is not None and pool.num_gpu_blocks - pool.get_num_free_blocks() != 1
 
     @property
     def can_take(self) -> bool:

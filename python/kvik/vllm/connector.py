@@ -304,9 +304,10 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def reset_cache(self) -> bool | None:
         """Whoever does this may have changed the weights in place: handovers are with servers that were reset
         as often, and what is in the store is forgotten; there this server keeps to itself from now on.
-        False, and nothing is done: a load is on its way."""
+        False, and nothing is done: KV blocks are in use, as those of a load that is on its way. vLLM has not
+        emptied its own prefix cache then, and whoever has asked asks again, which must not count twice."""
         side = self._on_scheduler()
-        if side.loading or (self._cache is not None and not self._cache.reset()):
+        if side.held.in_use or side.loading or (self._cache is not None and not self._cache.reset()):
             return False
         side.reset()
         return True
