@@ -254,9 +254,11 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return () if self._events is None else [*map(self._events.made, self._cache.take_events())]
 
     def has_pending_push_work(self) -> bool:
-        """Whether KV blocks are held for saves: an idle vLLM steps until they have ended, and so long
-        only."""
-        return self._cache is not None and self._cache.pending
+        """Whether an idle vLLM makes a step: KV blocks are held for saves, until they have ended; or what
+        kvik holds for others was not looked at for a while, once. vLLM asks after each step, and when
+        something else has woken it: so a pause finds free what readers have confirmed, and an idle engine
+        sleeps on."""
+        return (self._cache is not None and self._cache.pending) or self._on_scheduler().held.unseen
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended (vLLM without the hybrid memory allocator)."""
