@@ -19,9 +19,10 @@ SEED = "5a" * 32
 
 
 class Pool:
-    """A pool of KV blocks: reference counts."""
+    """A pool of KV blocks: reference counts. Its first block is never free."""
 
     def __init__(self, blocks: int) -> None:
+        self.num_gpu_blocks = blocks
         self.blocks: list[Any] = [SimpleNamespace(ref_cnt=0) for _ in range(blocks)]
 
     def touch(self, blocks: Any) -> None:
@@ -32,6 +33,9 @@ class Pool:
         for block in ordered_blocks:
             assert block.ref_cnt > 0, "a block is freed twice"
             block.ref_cnt -= 1
+
+    def get_num_free_blocks(self) -> int:
+        return sum(not block.ref_cnt for block in self.blocks[1:])
 
     def used(self) -> set[int]:
         return {number for number, block in enumerate(self.blocks) if block.ref_cnt}

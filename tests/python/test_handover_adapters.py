@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvik.handover import streaming
 from kvik.handover.adapters import PATIENCE_S, Adapters
-from kvik.handover.content import Digests
+from kvik.handover.content import Digests, files_digest
 from kvik.handover.protocol import RefusedError
 from tests.python.fake_engine import FakeNative
 from tests.python.handover_harness import Side, Status, prompt, request, shape_of
@@ -128,20 +128,40 @@ def test_each_of_many_requests_has_its_digest_when_its_turn_comes(tmp_path: Path
     assert not adapters._arrivals
 
 
-def test_a_request_that_has_left_is_not_read_for() -> None:
-    held, read, digests = threading.Event(), list[str](), Digests()
+def test_what_a_name_stood_for_is_known_of_a_request_that_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended while another adapter was read, and the engine's cache keeps its KV under the name: another
+    one of the name may be given that."""
+    go, large = threading.Event(), weights(tmp_path / "large")
 
-    def make(name: str) -> bytes:
-        assert held.wait(20.0)
-        read.append(name)
-        return b"made"
+    def held(folder: str) -> bytes:
+        assert go.wait(20.0) or folder != str(large)
+        return files_digest(folder)
 
-    for name in ("first", "left", "last"):
-        digests.get(name, partial(make, name))
-    digests.forget("left")
-    held.set()
+    monkeypatch.setattr("kvik.handover.adapters.files_digest", held)
+    digests = Digests()
+    adapters, path = Adapters(digests), weights(tmp_path / "sql", b"one")
+    first = request("r-1", prompt(4), lora_request=lora(large, 1, "large"))
+    ended = request("r-2", prompt(4), lora_request=lora(path, 2, "sql"))
+    assert not adapters.settled(first)
+    assert not adapters.settled(ended)
+    adapters.forget(ended)
+    go.set()
+    read(adapters, first)
+    # Behind the ended one's, on the one thread.
+    read(adapters, request("r-3", prompt(4), lora_request=lora(large, 1, "large")))
+    weights(path, b"two")
+    again = request("r-4", prompt(4), lora_request=lora(path, 3, "sql"))
+    read(adapters, again)
+    with pytest.raises(RefusedError, match="adapter 'sql'"):
+        adapters.check(again)
+    assert set(digests._made) == {"r-1", "r-3", "r-4"}
+
+
+def read(adapters: Adapters, one: Any) -> None:
+    """Until the adapter of a request is read."""
     until = time.monotonic() + 20.0
-    while digests.get("last", lambda: b"") is None:
+    while adapters.content(one) is None:
         assert time.monotonic() < until
         time.sleep(0.001)
-    assert read == ["first", "last"]

@@ -211,6 +211,33 @@ def test_what_loading_writes_into_the_configuration_is_not_compared(
     assert exchanged(p, servers("consumer", model, hf_config=config_of(**{**before, **fields}))) == equal
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "equal"),
+    [
+        ("yarn", "deepseek_yarn", True),
+        ("yarn", "deepseek_llama_scaling", True),
+        ("yarn", "linear", False),
+        ("default", "deepseek_yarn", False),
+    ],
+)
+@pytest.mark.parametrize("inner", [False, True])
+def test_what_loading_calls_the_rope_of_a_model_with_a_latent_is_not_compared(
+    servers: Callable[..., Server], tmp_path: Path, before: str, after: str, equal: bool, inner: bool
+) -> None:
+    """DeepSeek's classes write it, and those made of them. Of other models it is another rope."""
+    model = weights(tmp_path / "model")
+
+    def config(rope_type: str, **more: Any) -> Any:
+        fields = {"rope_parameters": {"rope_type": rope_type, "factor": 40.0}, **more}
+        return config_of(**({"text_config": fields} if inner else fields))
+
+    latent = {"kv_lora_rank": 512}
+    p = servers("producer", model, hf_config=config(before, **latent))
+    assert exchanged(p, servers("consumer", model, hf_config=config(after, **latent))) == equal
+    other = servers("producer", model, hf_config=config(before))
+    assert not exchanged(other, servers("consumer", model, hf_config=config(after)))
+
+
 def test_settings_of_images_are_compared(servers: Callable[..., Server], tmp_path: Path) -> None:
     """Models that normalise images themselves are given the same data, whatever that is set to."""
     model, settings = weights(tmp_path / "model"), SimpleNamespace(mm_processor_kwargs={"image_mean": [0.1]})

@@ -104,6 +104,32 @@ def test_a_prompt_is_kept_before_its_request_ends(server: StoreServer) -> None:
     assert server.total("cache_host_stored_blocks") == 5
 
 
+def test_a_request_that_began_before_the_ranks_were_known_is_not_kept(
+    kvik_vllm: ModuleType, model: Path
+) -> None:
+    """As under `MultiConnector`, which carries the handshake of another connector: the first step asks for
+    it. Which KV blocks the request had then is not known, and those that come are not its first ones."""
+    stated = {**HOST, "weights": "known at once"}
+    with running(StoreServer(kvik_vllm, model, stated, blocks=32, handshake=False)) as (server,):
+        wanted = make(PROMPT)
+        server.server.arrive(wanted)
+        assert server.ask(wanted)[0] == 0
+        blocks = server.allocate(6)
+        server.server.scheduler.update_state_after_alloc(wanted, allocated(blocks), 0)
+        server.compute(wanted, blocks, range(len(PROMPT)))
+        first, *more = [(0, 7, blocks[:2]), (7, 6, blocks[2:4]), (13, 4, blocks[4:5])]
+        server.server.step(scheduler_output([(wanted.request_id, first[2], *first[:2])]))
+        server.named().met()
+        for computed, count, new in more:
+            server.server.step(scheduler_output((), [(wanted.request_id, new, computed, count)]))
+        server.step_until(lambda _: not server.server.scheduler.has_pending_push_work())
+        server.finish(wanted, blocks, answer=4)
+        assert server.total("cache_host_stored_blocks") == 0
+        assert server.total("cache_requests_not_kept") == 1
+        assert server.serve(PROMPT).hit == 0
+        assert server.serve(PROMPT).hit == WHOLE
+
+
 def test_a_prompt_is_saved_when_the_output_of_the_step_that_writes_it_is_in(server: StoreServer) -> None:
     """A rank begins a step's saves before the step has computed anything; and with asynchronous scheduling
     the next step is planned before that output says what is there."""

@@ -312,9 +312,10 @@ def layer_name(number: int) -> str:
 
 
 class FakePool:
-    """vLLM's block pool: reference counts."""
+    """vLLM's block pool: reference counts. Its first block is never free."""
 
     def __init__(self, blocks: int) -> None:
+        self.num_gpu_blocks = blocks
         self.blocks = [SimpleNamespace(block_id=block, ref_cnt=0) for block in range(blocks)]
 
     def touch(self, blocks: Any) -> None:
@@ -325,6 +326,9 @@ class FakePool:
         for block in ordered_blocks:
             assert block.ref_cnt > 0
             block.ref_cnt -= 1
+
+    def get_num_free_blocks(self) -> int:
+        return sum(not block.ref_cnt for block in self.blocks[1:])
 
     def used(self) -> set[int]:
         return {block.block_id for block in self.blocks if block.ref_cnt}

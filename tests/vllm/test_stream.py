@@ -140,6 +140,44 @@ def test_prefixes_in_both_caches(pair: Pair, reference: Reference) -> None:
     wait_used(pair.prefill, level, SLACK)
 
 
+def until_done(act: Callable[[], object], done: object) -> int:
+    """Do it until its answer says that it is done, in `SLACK`. Gives how often it was done in vain."""
+    seen: list[object] = []
+
+    def tried() -> float:
+        try:
+            seen.append(act())
+        except client.RequestError as error:
+            seen.append(error)
+        return float(seen[-1] == done)
+
+    assert wait_for(tried, lambda value: value == 1.0, SLACK) == 1.0, seen
+    return len(seen) - 1
+
+
+@pytest.mark.parametrize("pair", ["stream-cached"], indirect=True)
+@pytest.mark.parametrize("way", ["/reset_prefix_cache?reset_external=true", "/pause"])
+def test_weights_are_changed_in_place_after_a_stream(pair: Pair, reference: Reference, way: str) -> None:
+    """Idle servers, of which prefill has not looked whether decode has confirmed: nothing but the resets
+    wakes them, those that fail do not count, and the two agree again."""
+    done: dict[str, object] = {"status": "paused"} if way == "/pause" else {"success": True}
+    learn(pair)
+    prompt = prompt_of(1100, seed=len(way))
+    assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
+    for engine in pair.engines():
+        ask = lambda url=engine.url: client.post(url, {}, path=way)  # noqa: E731
+        print(f"{engine.name}: {way} in vain: {until_done(ask, done)} times")
+        if way == "/pause":
+            assert client.post(engine.url, {}, path="/resume") == {"status": "resumed"}
+    before = streamed(pair)
+    learn(pair)  # what the router has kept is of the namespace of before
+    learn(pair)
+    pair.reports.new()
+    assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
+    assert {load.outcome for load in pair.reports.wait(3 * LAYERS * max(pair.spec.ranks))} == {"loaded"}
+    assert wait_for(lambda: streamed(pair), lambda number: number > before, SLACK) > before
+
+
 def ask_meanwhile(
     pair: Pair, prompt: list[int], share: float, act: Callable[[], object], rate: float | None = None
 ) -> tuple[list[int], set[str | None]]:

@@ -38,7 +38,8 @@ Signature = tuple[tuple[str, int, int, int, int], ...]
 
 class Digests:
     """Digests by key, each made once, on one thread, and kept until it is forgotten: whoever asks forgets. A
-    bound would lose those that were asked for first, of requests whose turn comes next."""
+    bound would lose those that were asked for first, of requests whose turn comes next. One that is forgotten
+    before its turn is made as well: who makes it remembers what a name stood for (`adapters.py`)."""
 
     def __init__(self) -> None:
         self._made: dict[Hashable, bytes | NoContentError | None] = {}
@@ -73,9 +74,6 @@ class Digests:
     def _run(self) -> None:
         while True:
             key, make = self._waiting.get()
-            with self._lock:
-                if key not in self._made:
-                    continue  # forgotten before its turn
             made: bytes | NoContentError
             try:
                 made = make()

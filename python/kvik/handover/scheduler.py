@@ -25,8 +25,8 @@ issues grants as it computes (`sending.py`), and the decode side's load is of ma
 
 Grants are issued, and ends noticed, with engine steps. vLLM makes them without help, with pauses of 1 ms,
 while a finished request's blocks are held (`has_finished_requests`, the same in 0.28 to 0.33) and while a
-load is awaited, so its `has_pending_push_work` stays False. What is done about the cost of that stepping is
-in `holding.py`.
+load is awaited, without being asked to (`has_pending_push_work`). What is done about the cost of that
+stepping, and where vLLM is asked, is in `holding.py`.
 """
 
 from __future__ import annotations

@@ -363,6 +363,11 @@ class CacheSide:
         """Save the prompts that this step completes: when it has written them, and its output has come."""
         for one in steps(self._computing):
             wanted = self._computing[one.request_id]
+            if not one.starts and not wanted.blocks:
+                # Nor is it known whether another connector has filled the blocks that it began with.
+                del self._computing[one.request_id]
+                self._not_kept(wanted, "it had begun before this server's ranks had said how their KV lies")
+                continue
             wanted.blocks = list(one.blocks) if one.starts else [*wanted.blocks, *one.blocks]
             num_tokens = wanted.request.num_prompt_tokens
             if one.computed + one.scheduled >= num_tokens:

@@ -254,9 +254,11 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return () if self._events is None else [*map(self._events.made, self._cache.take_events())]
 
     def has_pending_push_work(self) -> bool:
-        """Whether KV blocks are held for saves: an idle vLLM steps until they have ended, and so long
-        only."""
-        return self._cache is not None and self._cache.pending
+        """Whether an idle vLLM makes a step: KV blocks are held for saves, until they have ended; or what
+        kvik holds for others was not looked at for a while, once. vLLM asks after each step, and when
+        something else has woken it: so a pause finds free what readers have confirmed, and an idle engine
+        sleeps on."""
+        return (self._cache is not None and self._cache.pending) or self._on_scheduler().held.unseen
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         """A request has ended (vLLM without the hybrid memory allocator)."""
@@ -304,9 +306,10 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def reset_cache(self) -> bool | None:
         """Whoever does this may have changed the weights in place: handovers are with servers that were reset
         as often, and what is in the store is forgotten; there this server keeps to itself from now on.
-        False, and nothing is done: a load is on its way."""
+        False, and nothing is done: KV blocks are in use, as those of a load that is on its way. vLLM has not
+        emptied its own prefix cache then, and whoever has asked asks again, which must not count twice."""
         side = self._on_scheduler()
-        if side.loading or (self._cache is not None and not self._cache.reset()):
+        if side.held.in_use or side.loading or (self._cache is not None and not self._cache.reset()):
             return False
         side.reset()
         return True

@@ -39,6 +39,9 @@ LEAST_BYTES_A_TOKEN = 16
 # What vLLM's classes of models write into the configuration while they load one: with one rank that is the
 # scheduler's object, with several it is not. The model's type, and its own class, are told all the same.
 WRITTEN_BY_LOADING = frozenset({"dtype", "torch_dtype", "max_model_len"})
+# What they write there as the type of a YaRN rope, where attention has a latent (`kv_lora_rank`; DeepSeek and
+# models like it). Elsewhere these are types of their own.
+YARN_WRITTEN = ("deepseek_yarn", "deepseek_llama_scaling")
 # Llama 4 scales its attention where requests may be longer than this (vLLM's `Llama4ForCausalLM`).
 LLAMA4_TOKENS = 32_768
 LLAMA4 = frozenset({"llama4", "llama4_text"})
@@ -105,13 +108,16 @@ def _told(hf_config: Any) -> dict[str, Any]:
     return dict(hf_config.to_dict()) if hasattr(hf_config, "to_dict") else {}
 
 
-def _kept(told: Any, inner: bool = False) -> Any:
-    """inner: of a model's part, whose class vLLM may have filled in."""
+def _kept(told: Any, inner: bool = False, latent: bool = False) -> Any:
+    """inner: of a model's part, whose class vLLM may have filled in; latent: of attention with a latent."""
     if isinstance(told, Mapping):
+        latent = latent or bool(told.get("kv_lora_rank"))
         left = WRITTEN_BY_LOADING | {"transformers_version"} | ({"architectures"} if inner else set())
-        named = {str(name): _kept(value, True) for name, value in told.items()}
+        named = {str(name): _kept(value, True, latent) for name, value in told.items()}
+        if latent and named.get("rope_type") in YARN_WRITTEN:
+            named["rope_type"] = "yarn"
         return {name: named[name] for name in named if name[:1] != "_" and name not in left}
-    return [_kept(value, True) for value in told] if isinstance(told, list | tuple) else told
+    return [_kept(value, True, latent) for value in told] if isinstance(told, list | tuple) else told
 
 
 def _length_settings(model: Any) -> dict[str, str]:
