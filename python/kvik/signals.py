@@ -49,5 +49,12 @@ def ending() -> Iterator[Callable[[], object]]:
     A signal ends nothing by itself until the end of the block, so that what the first one ended in order is
     not cut off by a second: `timeout` and a terminal send one to a process and to its group.
     """
-    with wakeup() as (reader, _), handling(lambda *_: None):
+    with noted() as reader:
         yield lambda: reader.recv(1)
+
+
+@contextlib.contextmanager
+def noted() -> Iterator[socket.socket]:
+    """A socket that can be read from the first SIGINT or SIGTERM on; the rest is as with `ending`."""
+    with wakeup() as (reader, _), handling(lambda *_: None):
+        yield reader

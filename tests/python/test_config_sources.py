@@ -374,6 +374,11 @@ def test_the_command_ends_with_2_when_something_is_wrong(tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{wrong}:2: channels is a whole number" in done.stderr
     assert command("config", "check", str(tmp_path / "none"), env={}).returncode == 2
+    # Values that are right one by one and not together; a variable has no say in what the file is.
+    apart = written(tmp_path, "[connector]\nexpiry = 700\n")
+    done = command("config", "check", apart, env={"KVIK_CHANELS": "8"})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{apart}: connector: max_expiry 600 is below expiry 700" in done.stderr
 
 
 def test_nothing_is_loaded_before_it_is_needed() -> None:

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -266,6 +267,40 @@ def test_a_stopped_store_costs_one_deadline_and_its_hits_resume(transport: kvik.
         with served.stopped():
             _unavailable(rig, keys)
         _resumes(rig, keys, 8)
+        del rig.bytes
+
+
+def test_other_threads_go_on_while_one_asks_what_is_verified() -> None:
+    with Served() as served, kvik.Engine() as engine:
+        rig = Rig(engine, served.address)
+        keys = rig.store.keys(range(32))
+        rig.put(keys)
+        calls, turns = list[tuple[float, float]](), list[float]()
+        with served.stopped():
+            get = rig.store.get(keys, rig.pages(range(8)), deadline=DEADLINE)
+
+            def wait() -> None:
+                with suppress(kvik.KvikError):
+                    get.wait()
+
+            def ask() -> None:
+                while waiter.is_alive():
+                    began = time.monotonic()
+                    assert get.verified == 0
+                    calls.append((began, time.monotonic()))
+
+            waiter, asker = threading.Thread(target=wait), threading.Thread(target=ask)
+            waiter.start()
+            asker.start()
+            while asker.is_alive():
+                turns.append(time.monotonic())
+                time.sleep(0.002)  # a turn of a thread that does something else
+            waiter.join()
+        # A call takes as long as the thread that waits has the get: some of them are long.
+        long = [(began, ended - began) for began, ended in calls if ended - began > 0.02]
+        assert long
+        middle = [(began + took / 4, began + took * 3 / 4) for began, took in long]
+        assert any(first < turn < last for turn in turns for first, last in middle)
         del rig.bytes
 
 

@@ -26,6 +26,8 @@ pub(crate) struct Client {
     asked: Asked,
     /// Messages to send, oldest first.
     out: VecDeque<Vec<u8>>,
+    /// Ended transfers wait behind them. The end of another one wakes nobody until all have been taken.
+    more: bool,
     /// When it is cut if nothing happens.
     until: Option<Instant>,
 }
@@ -42,7 +44,7 @@ enum Asked {
 pub(crate) enum Next {
     /// It has more to ask.
     Wait,
-    /// It has more to read than the socket holds.
+    /// It has more to read than the socket holds, or than was written at once.
     Full,
     /// It has had all that it asked for, or has left.
     Over,
@@ -51,7 +53,7 @@ pub(crate) enum Next {
 impl Client {
     pub fn new(conn: UnixConn, pid: u32) -> Client {
         let until = Some(Instant::now() + ASKING);
-        Client { conn, pid, asked: Asked::Nothing, out: VecDeque::new(), until }
+        Client { conn, pid, asked: Asked::Nothing, out: VecDeque::new(), more: false, until }
     }
 
     pub fn until(&self) -> Option<Instant> {
@@ -116,6 +118,7 @@ impl Client {
         let Asked::Recording(writer) = &mut self.asked else { return };
         let mut lines = Vec::new();
         let mut unread: usize = self.out.iter().map(Vec::len).sum();
+        self.more = true;
         while unread < UNREAD {
             let (entry, dropped) = observed.recording.take();
             if dropped > 0 {
@@ -128,6 +131,7 @@ impl Client {
             self.out.extend(lines.chunks(PIECE).map(<[u8]>::to_vec));
             lines.clear();
             if entry.is_none() {
+                self.more = false;
                 return;
             }
         }
@@ -167,12 +171,17 @@ impl Client {
                     self.out.pop_front();
                     self.until = Some(Instant::now() + READING);
                 }
-                Ok(Io::Blocked) => return Next::Full,
+                Ok(Io::Blocked) => {
+                    // One that had read everything may have stopped to read since.
+                    self.until.get_or_insert_with(|| Instant::now() + READING);
+                    return Next::Full;
+                }
                 Ok(Io::Closed) | Err(_) => return Next::Over,
             }
         }
         match self.asked {
             Asked::Nothing => Next::Wait,
+            Asked::Recording(_) if self.more => Next::Full,
             Asked::Recording(_) => {
                 // It has read everything: it may wait for the next transfer as long as it likes.
                 self.until = None;
@@ -180,5 +189,83 @@ impl Client {
             }
             Asked::Snapshot | Asked::Ended => Next::Over,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use kvik_core::{Class, Code, EngineId, Error, Layout, Order, View};
+    use kvik_engine::{Config, Ended, Engine};
+    use kvik_proto::Select;
+    use std::sync::Arc;
+
+    /// A recorder that takes nothing by itself, of an engine that moves nothing, and its end of the connection.
+    fn recorder() -> (Engine, Observed, Client, UnixConn) {
+        let engine = Engine::start(Config::default()).unwrap();
+        let observed = Observed::new(engine.downgrade(), json!({})).unwrap();
+        let (conn, other) = UnixConn::pair().unwrap();
+        // Room for more than what is written at a time, on every host.
+        rustix::net::sockopt::set_socket_send_buffer_size(&conn, 212_992).unwrap();
+        let mut client = Client::new(conn, 1);
+        client.record(&observed);
+        assert!(matches!(client.flush(), Next::Wait));
+        (engine, observed, client, other)
+    }
+
+    /// A transfer whose line is a message of some 25 KB: of pages none of which follows another.
+    fn ended() -> Ended {
+        let layout = Arc::new(Layout::contiguous(10_000, 64).unwrap());
+        let pages: Vec<u32> = (0..10_000).step_by(2).collect();
+        Ended {
+            began: boottime(),
+            op: "read",
+            class: Class::Bulk,
+            owner: EngineId::random().unwrap(),
+            layout_there: layout.digest(),
+            shared_memory: false,
+            view: View::new(layout, pages.into(), 0..1, 0..1, Order::LayerFirst).unwrap(),
+            select: Select::default(),
+            transport: None,
+            sums: false,
+            outcome: Err(Error::new(Code::PeerLost, "a transfer that moved nothing")),
+            bytes: 0,
+        }
+    }
+
+    #[test]
+    fn what_waits_to_be_written_is_not_left_for_the_next_transfer_to_wake() {
+        const TRANSFERS: usize = 20;
+        let (_engine, observed, mut client, other) = recorder();
+        for _ in 0..TRANSFERS {
+            observed.recording.put(ended());
+        }
+        let (mut bytes, mut text) = (vec![0; PIECE], Vec::new());
+        loop {
+            client.feed(&observed);
+            let next = client.flush();
+            while let Io::Done(message) = other.recv_with_fds(&mut bytes, 0).unwrap() {
+                text.extend_from_slice(&bytes[..message.len]);
+            }
+            // Nobody wakes it for what still waits, unless it asks to hear when there is room.
+            match next {
+                Next::Full => assert!(client.until().is_some()),
+                _ => break,
+            }
+        }
+        let text = String::from_utf8(text).unwrap();
+        assert_eq!(text.lines().filter(|line| line.contains("\"op\"")).count(), TRANSFERS);
+        assert!(client.until().is_none());
+    }
+
+    #[test]
+    fn a_recorder_that_stops_reading_is_cut_when_the_socket_is_full() {
+        let (_engine, observed, mut client, _other) = recorder();
+        while matches!(client.flush(), Next::Wait) {
+            assert!(client.until().is_none());
+            observed.recording.put(ended());
+            client.feed(&observed);
+        }
+        assert!(client.until().is_some());
     }
 }

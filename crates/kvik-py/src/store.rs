@@ -431,7 +431,9 @@ impl PyGetting {
     /// How many blocks are there and verified.
     #[getter]
     fn verified(&self, py: Python<'_>) -> PyResult<usize> {
-        Ok(self.getting.get(py)?.lock().unwrap_or_else(PoisonError::into_inner).verified())
+        let getting = self.getting.get(py)?;
+        // Whoever waits for more has it for a step, and an end of it takes longer.
+        Ok(py.detach(|| getting.lock().unwrap_or_else(PoisonError::into_inner).verified()))
     }
 }
 

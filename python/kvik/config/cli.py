@@ -60,8 +60,16 @@ for _entry in ENTRIES:
 def check(path: Path) -> None:
     """Check a configuration file, without using it."""
     file = files.load(path, all_options())
-    if file.problems:
-        raise _Refused("\n".join(file.problems))
+    problems = list(file.problems)
+    # Values may be right one by one and not together: only an entry point that takes them can tell.
+    around = Surroundings({}, file, ())
+    for entry in () if problems else ENTRIES:
+        try:
+            settings(entry, around=around)
+        except InvalidArgument as error:
+            problems.append(f"{path}: {error}")
+    if problems:
+        raise _Refused("\n".join(problems))
     many = len(file.values)
     click.echo(f"{path}: {many} option{'' if many == 1 else 's'}, nothing wrong")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import struct
 import time
@@ -81,11 +82,17 @@ class Question:
             self._socket.close()
             raise
 
-    def receive(self) -> bytes:
-        """The next piece; empty at the end. Raises TimeoutError when the engine takes too long."""
+    def receive(self, interrupt: socket.socket | None = None) -> bytes:
+        """The next piece; empty at the end.
+
+        Raises TimeoutError when the engine takes too long, and InterruptedError when `interrupt` can be read.
+        Neither takes a piece away.
+        """
         left = self._until - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"no answer within {ANSWER_SECONDS:g} s; its process may be stopped")
+        if interrupt is not None and interrupt in select.select([self._socket, interrupt], [], [], left)[0]:
+            raise InterruptedError("told to end")
         self._socket.settimeout(left)
         try:
             return self._socket.recv(_MESSAGE)

@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 
 import kvik
-from kvik import TransportName, VerifyName
+from kvik import TransportName, VerifyName, signals
 from kvik.bench.control import join_address, split_address
 from kvik.bench.errors import BenchError
 from kvik.bench.options import TRANSPORTS, UNITS
@@ -74,7 +74,8 @@ def record(engine: str, seconds: float, output: Path) -> None:
     readers. One recording of an engine at a time.
     """
     try:
-        take(engine, seconds, output, lambda text: click.echo(text, err=True))
+        with signals.noted() as interrupt:
+            take(engine, seconds, output, lambda text: click.echo(text, err=True), interrupt)
         found = file.read(output)
     except TraceError as error:
         raise click.ClickException(str(error)) from error

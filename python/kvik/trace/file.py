@@ -18,6 +18,8 @@ import kvik
 from kvik.config.words import shown
 
 FORMAT = "kvik-trace/2"
+LAST_LINE = b'\n{"end":'
+"""How the last line begins, with the end of the one before it."""
 PageIds = npt.NDArray[np.uint32]
 
 MOST_PAGES = 1 << 20
@@ -104,6 +106,8 @@ class Trace:
     moved: list[Moved] = field(default_factory=list)
     dropped: int = 0
     """Transfers that are missing because they came faster than they were written."""
+    lost: int = 0
+    """By how many transfers the lines differ from what the last line says."""
     seconds: float | None = None
     """How long was recorded; None when the end is missing."""
     notices: list[str] = field(default_factory=list)
@@ -111,7 +115,7 @@ class Trace:
     @property
     def complete(self) -> bool:
         """Whether the recording has its end, and lacks nothing before it."""
-        return self.seconds is not None and self.dropped == 0
+        return self.seconds is not None and self.dropped == 0 and self.lost == 0
 
 
 def read(path: Path) -> Trace:
@@ -137,6 +141,11 @@ def read(path: Path) -> Trace:
     if trace.dropped:
         trace.notices.append(
             f"{trace.dropped} transfers are missing: they came faster than they were written"
+        )
+    if trace.lost:
+        have, counted = len(trace.moved), len(trace.moved) + trace.lost
+        trace.notices.append(
+            f"{have} transfers have a line, and the last line counts {counted}: lines are missing"
         )
     return trace
 
@@ -197,7 +206,10 @@ def _add(trace: Trace, said: dict[str, Any]) -> int:
     if "dropped" in said:
         trace.dropped += int(said["dropped"])
     if "end" in said:
-        trace.seconds = float(said["end"]["seconds"])
+        end = said["end"]
+        trace.seconds = float(end["seconds"])
+        trace.dropped = max(trace.dropped, int(end["dropped"]))
+        trace.lost = int(end["transfers"]) - len(trace.moved)
     return 0
 
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from kvik.stat.engines import PROTOCOL, StatError, asking, find
-from kvik.trace.file import TraceError
+from kvik.trace.file import LAST_LINE, TraceError
 
 _LAST_LINES_SECONDS = 10.0
+_LAST_LINE_BYTES = 256
+"""The last line has fewer."""
 
 
-def record(wanted: str, seconds: float, path: Path, say: Callable[[str], None]) -> None:
-    """Write an engine's transfers of so many seconds to a file. An interrupt ends it earlier, in order.
+def record(
+    wanted: str,
+    seconds: float,
+    path: Path,
+    say: Callable[[str], None],
+    interrupt: socket.socket | None = None,
+) -> None:
+    """Write an engine's transfers of so many seconds to a file. It ends earlier once `interrupt` can be read.
 
     `wanted` is a process number, a name, or the beginning of an id. The lines are written as they come, so
     what was recorded is in the file whatever happens. Raises TraceError.
@@ -26,12 +35,14 @@ def record(wanted: str, seconds: float, path: Path, say: Callable[[str], None]) 
         with asking(about.engine, "trace") as question, path.open("xb", buffering=0) as out:
             say(f"recording engine {about.title} (pid {about.pid}) for {seconds:g} s; Ctrl-C ends it earlier")
             question.wait_until(time.monotonic() + seconds)
+            last = b""
             try:
-                while piece := question.receive():
+                while piece := question.receive(interrupt):
                     out.write(piece)
-                say("the engine has ended")
+                    last = (last + piece)[-_LAST_LINE_BYTES:]
+                say(_why_over(last))
                 return
-            except (TimeoutError, KeyboardInterrupt):
+            except (TimeoutError, InterruptedError):
                 pass
             question.say(f"{PROTOCOL} end".encode())
             question.wait_until(time.monotonic() + _LAST_LINES_SECONDS)
@@ -41,3 +52,13 @@ def record(wanted: str, seconds: float, path: Path, say: Callable[[str], None]) 
         raise TraceError(f"{path} exists; name another file or remove it") from error
     except (OSError, StatError) as error:
         raise TraceError(str(error)) from error
+
+
+def _why_over(last: bytes) -> str:
+    """Why the engine says no more, by the last bytes that came: one that ends writes its last line."""
+    if LAST_LINE in last:
+        return "the engine has ended"
+    return (
+        "the recording was cut off: the engine was killed, or lines were left unread for some seconds; "
+        "write to a faster disk"
+    )

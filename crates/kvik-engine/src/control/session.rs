@@ -56,6 +56,7 @@ impl Control {
                 node.session(session).receive(early, now);
             }
         });
+        let waits = conn.has_input();
         self.watch(Conn::Control { session, conn }, Interest::READ, None);
         // Data channels are opened by the first transfer that goes over them.
         let local = self.inner.base.transports.local();
@@ -65,6 +66,10 @@ impl Control {
         self.inner.transfers.warm_up_again(session);
         self.inner.transfers.launch_waiting(session);
         self.inner.base.observers.notices.moved.note();
+        // What came under TLS with the last word of the greeting wakes nobody any more.
+        if waits && let Some((token, _)) = self.conns.control(session) {
+            self.serve(token, true, false);
+        }
     }
 
     /// A connection of a session broke. What the peer has said before counts, and may be its goodbye: connections

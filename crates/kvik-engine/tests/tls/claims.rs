@@ -2,15 +2,18 @@
 
 use crate::certs::{Authority, Directory, engine};
 use crate::common::*;
-use kvik_core::{Code, Error, Incarnation};
-use kvik_engine::{Engine, PeerState};
+use kvik_core::{Code, EngineId, Error, Incarnation};
+use kvik_engine::{Engine, Message, PeerState};
 use kvik_host::event::{Interest, wait_ready};
 use kvik_host::socket::{TcpConn, TcpListener, TcpOptions};
 use kvik_host::{Io, identity};
-use kvik_proto::{Facts, Greeting, Handshake, Identity, Local, Secret};
+use kvik_proto::{Facts, Frame, Greeting, Handshake, Identity, Local, Secret};
 use kvik_transport::tcp::Stream;
 use kvik_transport::tls::{Tls, TlsLink};
 use std::time::{Duration, Instant};
+
+/// Of the notifications of a test.
+const TOPIC: u8 = 7;
 
 /// Shakes hands with an engine as `identity`, under this certificate.
 fn call_as(identity: Identity, directory: &Directory, to: &Engine) -> Result<Stream, Error> {
@@ -73,8 +76,9 @@ fn nobody_takes_the_id_of_an_engine_that_is_connected_under_another_certificate(
     drop(call_as(anew, &strange, &owner).unwrap());
 }
 
-/// Takes one connection, and greets whoever comes as `identity`, under this certificate.
-fn answer_as(identity: Identity, directory: &Directory, listener: &TcpListener) {
+/// Takes one connection, and greets whoever comes as `identity`, under this certificate. `more` goes with the last
+/// word of the greeting, and nothing after it.
+fn answer_as(identity: Identity, directory: &Directory, listener: &TcpListener, more: &[u8]) {
     let tls = Tls::load(&directory.files()).unwrap();
     let until = Instant::now() + PATIENCE;
     let (conn, from) = loop {
@@ -92,7 +96,7 @@ fn answer_as(identity: Identity, directory: &Directory, listener: &TcpListener) 
     let local = Local { identity, secret: Secret::new(None), facts: Facts::default() };
     let mut shake = Handshake::listen(local, identity::nonce().unwrap());
     shake.bind(stream.binding().unwrap());
-    let (mut input, mut bytes) = (Vec::new(), [0; 4096]);
+    let (mut input, mut bytes, mut greeted) = (Vec::new(), [0; 4096], false);
     // Until it hears what the other side makes of it.
     loop {
         match stream.recv(&mut bytes) {
@@ -100,11 +104,18 @@ fn answer_as(identity: Identity, directory: &Directory, listener: &TcpListener) 
             Ok(Io::Blocked) => drop(wait_ready(&stream, Interest::READ, Duration::from_millis(100)).unwrap()),
             Ok(Io::Closed) | Err(_) => return,
         }
-        let mut output = Vec::new();
-        if shake.receive(&mut input, &mut output).is_err() {
-            return;
+        if greeted {
+            continue;
         }
-        stream.send(&output).unwrap();
+        let mut output = Vec::new();
+        match shake.receive(&mut input, &mut output) {
+            Ok(greeting) => greeted = greeting.is_some(),
+            Err(_) => return,
+        }
+        if greeted {
+            output.extend_from_slice(more);
+        }
+        assert_eq!(stream.send(&output).unwrap(), Io::Done(output.len()));
     }
 }
 
@@ -121,7 +132,7 @@ fn who_is_met_does_not_pass_for_an_engine_that_is_connected_under_another_certif
         let listener = TcpListener::bind(any, 8, &TcpOptions::default()).unwrap();
         let at = listener.local_addr().unwrap();
         std::thread::scope(|scope| {
-            scope.spawn(|| answer_as(identity, &strange, &listener));
+            scope.spawn(|| answer_as(identity, &strange, &listener, &[]));
             let error = client.meet(at, Some(PATIENCE)).unwrap_err();
             assert_eq!(error.code, Code::TlsFailed, "{error}");
             assert!(error.text.contains("under another certificate"), "{error}");
@@ -129,4 +140,35 @@ fn who_is_met_does_not_pass_for_an_engine_that_is_connected_under_another_certif
     }
     let peers = client.peers();
     assert!(peers.len() == 1 && peers[0].state == PeerState::Up, "{peers:?}");
+}
+
+#[test]
+fn what_comes_with_the_end_of_the_handshake_is_read_at_once() {
+    const NOTES: u64 = 8;
+    let authority = Authority::new();
+    let (strange, client) = (authority.admit(), engine(&authority.admit()));
+    let inbox = client.inbox(TOPIC).unwrap();
+    let mut frames = Vec::new();
+    for number in 1..=NOTES {
+        // Together more than is read at a time, and in one record.
+        let payload = vec![number as u8; 1000].into();
+        Frame::Notify { topic: TOPIC, number, payload }.encode(&mut frames);
+    }
+    let any = "127.0.0.1:0".parse().unwrap();
+    let listener = TcpListener::bind(any, 8, &TcpOptions::default()).unwrap();
+    let at = listener.local_addr().unwrap();
+    let identity = Identity { engine: EngineId::random().unwrap(), incarnation: Incarnation(1) };
+    std::thread::scope(|scope| {
+        scope.spawn(|| answer_as(identity, &strange, &listener, &frames));
+        client.meet(at, Some(PATIENCE)).unwrap();
+        for number in 1..=NOTES {
+            // What is not read before is not read at all: the peer says nothing more, and is lost for that.
+            match inbox.next(PATIENCE).unwrap() {
+                Some(Message::Notification(_, payload)) => assert_eq!(payload[0], number as u8),
+                Some(Message::PeerLost(_, error)) => panic!("{number}: {error}"),
+                None => panic!("{number}: nothing"),
+            }
+        }
+        client.close(PATIENCE).unwrap();
+    });
 }

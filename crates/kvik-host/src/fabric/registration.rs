@@ -34,23 +34,32 @@ impl Device {
     /// Makes memory known to the NIC: for own operations, and for peers' where they may reach it.
     ///
     /// # Errors
-    /// libfabric's own: often the limit of locked memory (`ulimit -l`).
+    /// libfabric's own: often the limit of locked memory (`ulimit -l`), or a provider that takes no memory that may
+    /// only be read.
     pub fn register(
         self: &Rc<Device>,
         memory: Arc<Memory>,
         remote: bool,
     ) -> Result<Rc<Registration>, FabricError> {
-        let (at, len, wanted) = (memory.addr(), memory.len(), self.key());
+        let (at, len, writable, wanted) = (memory.addr(), memory.len(), memory.writable(), self.key());
         let domain = self.domain.as_ptr();
         // SAFETY: an open device; the memory is mapped while `memory` lives, which is kept until the registration is
         // closed. `wanted` is a key of its own where the caller has to give one.
         let mr = unsafe {
             let reg = (*(*domain).mr).reg;
             Object::make(self.lib(), "registering memory", |out| {
-                let (from, access) = (at as *const c_void, access(remote, true));
+                let (from, access) = (at as *const c_void, access(remote, writable));
                 reg(self.domain.fid(), from, len, access, 0, wanted, 0, out, ptr::null_mut())
-            })?
+            })
         };
+        let mr = mr.map_err(|mut error| {
+            if !writable {
+                error.text.push_str(
+                    " (memory that may only be read: some providers take none; use memory that may be written)",
+                );
+            }
+            error
+        })?;
         Ok(self.registered(mr, Keep::Memory(memory), at))
     }
 
@@ -107,9 +116,14 @@ impl Device {
     }
 }
 
-/// Own operations read and write it; peers' may write only what may be written.
+/// Own operations and peers' read it, and write only what may be written: the kernel refuses to pin pages for writing
+/// that are mapped to be read.
 fn access(remote: bool, writable: bool) -> u64 {
-    let mut access = abi::FI_READ | abi::FI_WRITE;
+    // Named after the operation: a read writes the memory here, and a write reads it.
+    let mut access = abi::FI_WRITE;
+    if writable {
+        access |= abi::FI_READ;
+    }
     if remote {
         access |= abi::FI_REMOTE_READ;
     }
@@ -225,10 +239,11 @@ mod tests {
     }
 
     #[test]
-    fn peers_write_only_what_may_be_written() {
+    fn only_what_may_be_written_is_written() {
         let own = abi::FI_READ | abi::FI_WRITE;
         assert_eq!(access(false, true), own);
-        assert_eq!(access(true, false), own | abi::FI_REMOTE_READ);
+        assert_eq!(access(false, false), abi::FI_WRITE);
+        assert_eq!(access(true, false), abi::FI_WRITE | abi::FI_REMOTE_READ);
         assert_eq!(access(true, true), own | abi::FI_REMOTE_READ | abi::FI_REMOTE_WRITE);
     }
 }

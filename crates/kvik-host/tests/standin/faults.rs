@@ -3,8 +3,11 @@
 use crate::side::{LEN, Side, nics, pair, post_all, rma, until, wait};
 use crate::standin::Control;
 use crate::{DEVICE, alone};
+use kvik_host::Memory;
 use kvik_host::fabric::{Endpoint, Posted, RmaOp, Slot};
 use std::collections::BTreeSet;
+use std::ptr::NonNull;
+use std::sync::Arc;
 
 alone!(the_nth_operation_fails_with_its_reason, [DEVICE], |mut control| {
     let (mut a, b, slot) = pair(&nics()[0], 64);
@@ -72,6 +75,34 @@ alone!(wrong_keys_rights_ranges_and_addresses_are_errors_of_their_operations, [D
     assert!(a.endpoint.add_peer(&zero).is_err());
     zero[0] = 0xFE;
     a.endpoint.add_peer(&zero).unwrap();
+});
+
+alone!(memory_that_may_only_be_read_is_a_source_and_no_peer_writes_it, [DEVICE], |_| {
+    let (mut a, mut b, slot) = pair(&nics()[0], 64);
+    let bytes = NonNull::from(Box::leak(vec![3u8; LEN].into_boxed_slice())).cast();
+    // SAFETY: bytes that stay where they are until the process ends, and that nothing else uses.
+    let source = Arc::new(unsafe { Memory::foreign_read_only(bytes, LEN, Box::new(())) });
+    let known = b.device.register(source.clone(), true).unwrap();
+    post_all(&mut a, &known, slot, RmaOp::Read, [(0, LEN, 0)]);
+    until(&mut a, 1);
+    assert!(a.done[0].result.is_ok() && a.landed(3) == LEN, "{:?}", a.done);
+    // Its owner's NIC may send it, too.
+    a.memory.copy_in(0, &vec![1; LEN]).unwrap();
+    let back = b.endpoint.add_peer(&a.endpoint.address().unwrap()).unwrap();
+    let there = a.known.clone();
+    assert_eq!(
+        b.endpoint.post(&rma(RmaOp::Write, (&known, &there), back, (0, LEN, 0))).unwrap(),
+        Posted::Yes
+    );
+    until(&mut b, 1);
+    assert!(b.done[0].result.is_ok() && a.landed(3) == LEN, "{:?}", b.done);
+    a.memory.copy_in(0, &vec![1; LEN]).unwrap();
+    post_all(&mut a, &known, slot, RmaOp::Write, [(0, LEN, 1)]);
+    until(&mut a, 2);
+    let mut found = vec![0; LEN];
+    source.copy_out(0, &mut found).unwrap();
+    assert!(found.iter().all(|byte| *byte == 3), "a peer has written it");
+    assert_eq!(a.done[1].result.clone().unwrap_err().number, libc::EACCES);
 });
 
 alone!(a_full_queue_takes_more_when_completions_are_taken, [DEVICE, ("KVIK_STANDIN_DEPTH", "4096")], |_| {
