@@ -98,7 +98,7 @@ impl Grant {
     /// Keeps its region registered until it has ended, also when nobody refers to either of them any more. Without this
     /// it ends when the last of those who refer to its region lets go of that.
     pub fn keep_region(&self) {
-        self.inner.grants.keep(self.id(), &self.cell, &self.region);
+        self.inner.grants.keep(self.id(), &self.cell, self.region.inner.clone());
     }
 
     /// Takes it back. When this returns, the pages are the owner's again.

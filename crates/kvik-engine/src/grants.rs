@@ -9,7 +9,6 @@ use crate::base::Base;
 use crate::budget::Lease;
 use crate::end::End;
 use crate::events::Event;
-use crate::region::Region;
 use crate::sync::lock;
 use crate::tag::Tag;
 use kvik_core::{GrantId, GrantState, Result};
@@ -47,7 +46,7 @@ struct Given {
     cell: Arc<GrantCell>,
     quarantine: Option<Quarantine>,
     /// The region, where its grant keeps it. It goes under no lock: its other grants may end with it.
-    kept: Option<Region>,
+    kept: Option<Arc<dyn Send + Sync>>,
     _slot: FenceSlot,
     _lease: Lease,
 }
@@ -102,10 +101,10 @@ impl Grants {
     }
 
     /// A region stays registered until this grant over it has ended.
-    pub fn keep(&self, id: GrantId, cell: &Arc<GrantCell>, region: &Region) {
+    pub fn keep(&self, id: GrantId, cell: &Arc<GrantCell>, region: Arc<dyn Send + Sync>) {
         let mut table = lock(&self.table);
         if let Some(given) = table.given.get_mut(&id).filter(|given| Arc::ptr_eq(&given.cell, cell)) {
-            given.kept = Some(region.clone());
+            given.kept = Some(region);
         }
     }
 
