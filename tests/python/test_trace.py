@@ -2,11 +2,10 @@
 
 import json
 import random
-import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from kvik.bench import control
 from kvik.bench.errors import BenchError, CheckError
 from kvik.bench.stream import CHUNKS, StreamInitiator
 from kvik.bench.target import serve
-from kvik.stat.engines import Question, StatError, asking
+from kvik.stat.engines import StatError, asking
 from kvik.trace import file, replay
 from kvik.trace.cli import trace
 from kvik.trace.file import Dims, Moved, Trace, TraceError
@@ -427,64 +426,6 @@ def test_only_what_begins_after_the_start_is_recorded_and_only_while_it_is(tmp_p
         assert not (tmp_path / "refused").exists(), "and the same command can be tried again"
         move()
         assert len(recording.end().moved) == 1
-
-
-@contextmanager
-def recorded_by_command(
-    monkeypatch: pytest.MonkeyPatch, path: Path, heard: Callable[[bytes], bytes]
-) -> Iterator[Result]:
-    """What the command does with a busy engine, which still runs; what it receives goes through `heard`."""
-    receive = Question.receive
-
-    def through(self: Question, *arguments: Any) -> bytes:
-        piece = receive(self, *arguments)
-        return heard(piece) if path.exists() else piece
-
-    monkeypatch.setattr(Question, "receive", through)
-    with engines() as start:
-        engine = start()
-        layout = kvik.Layout(4, 64)
-        source, target = engine.allocate(layout.nbytes), engine.allocate(layout.nbytes)
-        grant = engine.grant(source.pages(layout, range(4)), use="many")
-
-        def move() -> None:
-            assert until(lambda: path.exists() and path.stat().st_size > 0)
-            for _ in range(3):
-                engine.read(target.pages(layout, range(4)), grant.ticket).wait(LIMIT)
-
-        mover = threading.Thread(target=move, daemon=True)
-        mover.start()
-        done = command("record", engine.id, "--seconds", LIMIT, "-o", path)
-        mover.join(LIMIT)
-        assert done.exit_code == 0, done.output
-        yield done
-
-
-def test_an_interrupt_takes_no_piece_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    path, pieces, begun = tmp_path / "one", list[bytes](), time.monotonic()
-
-    def interrupted(piece: bytes) -> bytes:
-        pieces.append(piece)
-        if b'"op"' in piece and b'"end"' not in piece:
-            signal.raise_signal(signal.SIGINT)
-        return piece
-
-    with recorded_by_command(monkeypatch, path, interrupted):
-        assert path.read_bytes() == b"".join(pieces)
-        found = file.read(path)
-        assert found.complete
-        assert found.moved
-    assert time.monotonic() - begun < LIMIT, "it has ended the recording"
-
-
-def test_a_recording_that_the_engine_cuts_is_not_told_as_its_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    path = tmp_path / "one"
-    cut = recorded_by_command(monkeypatch, path, lambda piece: b"" if b'"op"' in piece else piece)
-    with cut as done:
-        assert "the engine has ended" not in done.output
-        assert "the recording was cut off" in done.output
 
 
 def test_a_recording_without_one_of_its_lines_says_so(

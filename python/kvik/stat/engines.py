@@ -89,15 +89,13 @@ class Question:
         Neither takes a piece away.
         """
         left = self._until - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(f"no answer within {ANSWER_SECONDS:g} s; its process may be stopped")
-        if interrupt is not None and interrupt in select.select([self._socket, interrupt], [], [], left)[0]:
+        watched = [self._socket] if interrupt is None else [self._socket, interrupt]
+        ready = select.select(watched, [], [], left)[0] if left > 0 else []
+        if interrupt is not None and interrupt in ready:
             raise InterruptedError("told to end")
-        self._socket.settimeout(left)
-        try:
-            return self._socket.recv(_MESSAGE)
-        except TimeoutError:
-            raise TimeoutError(f"no answer within {ANSWER_SECONDS:g} s; its process may be stopped") from None
+        if not ready:
+            raise TimeoutError(f"no answer within {ANSWER_SECONDS:g} s; its process may be stopped")
+        return self._socket.recv(_MESSAGE)
 
     def wait_until(self, until: float) -> None:
         """Let further pieces come until this time of the monotonic clock."""
