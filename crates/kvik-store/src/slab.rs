@@ -15,10 +15,12 @@ use std::sync::Arc;
 const ALIGNED: u64 = 4096;
 /// Slots of smaller blocks begin at multiples of this, a line of the processor's cache.
 const LINE: u64 = 64;
-/// Memory is taken in so many slabs, at least.
+/// Memory is taken in so many slabs, at least; so is a quota.
 const SLABS: u64 = 16;
 /// A slab is not larger, unless one block is.
 const LARGEST: u64 = 1 << 30;
+/// The first slab of a shape takes so much of a quota, one part of this many.
+const FIRST_OF: u64 = 256;
 
 /// Who shares slabs: blocks of one shape, of tenants that are not kept apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,7 +123,7 @@ impl Slabs {
         if most == 0 {
             return Ok(None);
         }
-        let wanted = (self.capacity / SLABS).min(LARGEST).min(most).max(stride);
+        let wanted = self.size(class, most).max(stride);
         let mut at = 0;
         while self.capacity - self.taken < wanted && at < self.slabs.len() {
             if self.slabs[at].as_ref().is_some_and(Slab::is_empty) {
@@ -141,6 +143,17 @@ impl Slabs {
             None => self.slabs.push(Some(slab)),
         }
         Ok(Some(place))
+    }
+
+    /// Bytes of one slab more, of which a quota has room for `most`. As many as its shape has there already: so who uses little
+    /// of a quota takes little memory. But few, and less where the quota is nearly full: so that other shapes have room there.
+    fn size(&self, class: Class, most: u64) -> u64 {
+        let largest = (self.capacity / SLABS).min(LARGEST);
+        let Some(quota) = class.quota else { return largest };
+        let quota = quota.min(self.capacity);
+        let of_class = self.slabs.iter().flatten().filter(|slab| slab.class == class);
+        let has: u64 = of_class.map(Slab::bytes).sum();
+        largest.min(has.min(most / 2).clamp(quota / FIRST_OF, quota / SLABS)).min(most)
     }
 
     fn make(&self, class: Class, stride: u64, slots: u32) -> Result<Slab> {

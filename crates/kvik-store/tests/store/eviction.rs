@@ -91,14 +91,14 @@ fn a_tenant_has_no_more_than_its_quota_and_takes_from_itself() {
 }
 
 /// A store in which whatever was not used for long goes.
-fn with_quotas(quotas: &[(&str, u64)]) -> Rig {
+fn with_quotas(memory: u64, quotas: &[(&str, u64)]) -> Rig {
     let tenant = |(name, quota): &(&str, u64)| TenantOptions {
         name: (*name).into(),
         quota: Some(*quota),
         apart: false,
     };
     let (tenants, policy) = (quotas.iter().map(tenant).collect(), PolicyKind::Lru);
-    Rig::with(StoreOptions { memory: 1 << 20, tenants, policy, ..StoreOptions::default() })
+    Rig::with(StoreOptions { memory, tenants, policy, ..StoreOptions::default() })
 }
 
 /// Puts 200 blocks, more than the memory has room for.
@@ -111,7 +111,7 @@ fn fill(rig: &Rig, space: &Space, namespace: &Namespace, first: u32) {
 #[test]
 fn a_tenant_within_its_quota_makes_no_room_for_others() {
     let quota = 3 << 18;
-    let rig = with_quotas(&[("large", quota)]);
+    let rig = with_quotas(1 << 20, &[("large", quota)]);
     let mine = namespace("large");
     let space = rig.client.open("large", &mine, shape()).unwrap();
     let count = (quota / BLOCK) as u32;
@@ -133,13 +133,16 @@ fn a_tenant_within_its_quota_makes_no_room_for_others() {
     assert!(rig.client.stat().unwrap().blocks > u64::from(count));
 }
 
+/// Blocks of this many times the bytes, as a tenant of this name.
+fn of_shape(rig: &Rig, tenant: &str, times: u64) -> (Space, Pages, Namespace) {
+    let (of, shape) =
+        (namespace(&format!("{tenant} {times}")), Shape::new(LAYERS, SLICES, times * RUN).unwrap());
+    (rig.client.open(tenant, &of, shape).unwrap(), Pages::new(&rig.engine, 4, shape), of)
+}
+
 /// Puts blocks of two shapes in turn, as a tenant of this name.
 fn put_two_shapes(rig: &Rig, tenant: &str) {
-    let spaces = [1, 3].map(|times| {
-        let (of, shape) =
-            (namespace(&format!("{tenant} {times}")), Shape::new(LAYERS, SLICES, times * RUN).unwrap());
-        (rig.client.open(tenant, &of, shape).unwrap(), Pages::new(&rig.engine, 4, shape), of)
-    });
+    let spaces = [1, 3].map(|times| of_shape(rig, tenant, times));
     for prompt in 0..100 {
         for (space, pages, of) in &spaces {
             for more in 0..5 {
@@ -154,7 +157,7 @@ fn put_two_shapes(rig: &Rig, tenant: &str) {
 #[test]
 fn a_tenant_within_its_quota_makes_no_room_for_other_shapes() {
     let quota = 3 << 17;
-    let rig = with_quotas(&[("steady", quota), ("changing", quota)]);
+    let rig = with_quotas(1 << 20, &[("steady", quota), ("changing", quota)]);
     let mine = namespace("steady");
     let space = rig.client.open("steady", &mine, shape()).unwrap();
     // Others' blocks are among the first ones that come.
@@ -171,9 +174,48 @@ fn a_tenant_within_its_quota_makes_no_room_for_other_shapes() {
     }
 }
 
+/// Puts these prompts of each shape in turn: all are taken, and are there then.
+fn put_of_each(spaces: &[(Space, Pages, Namespace)], prompts: std::ops::Range<u32>) {
+    for prompt in prompts.clone() {
+        for (at, (space, pages, of)) in spaces.iter().enumerate() {
+            assert_eq!(put(space, pages, None, &keys(of, &[prompt])).stored, 1, "{prompt} of shape {at}");
+        }
+    }
+    for (at, (space, _, of)) in spaces.iter().enumerate() {
+        let here = prompts.clone().filter(|prompt| space.contains(&keys(of, &[*prompt])).unwrap() == [true]);
+        assert_eq!(here.count(), prompts.len(), "of shape {at}");
+    }
+}
+
+#[test]
+fn a_quota_has_room_for_several_shapes() {
+    let rig = with_quotas(16 << 20, &[("two", 1 << 20), ("six", 4 << 20)]);
+    let two = [1, 3].map(|times| of_shape(&rig, "two", times));
+    let (first, pages, of) = &two[0];
+    assert_eq!(put(first, pages, None, &keys(of, &[0])).stored, 1);
+    // What is kept does not keep another shape out.
+    assert_eq!(first.pin(&keys(of, &[0]), Duration::from_secs(600)).unwrap(), 1);
+    put_of_each(&two, 1..4);
+    assert_eq!(first.contains(&keys(of, &[0])).unwrap(), [true]);
+    // Together they take two thirds of it.
+    put_of_each(&[1, 2, 3, 4, 5, 6].map(|times| of_shape(&rig, "six", times)), 0..10);
+}
+
+#[test]
+fn who_uses_little_of_a_large_quota_takes_no_room_of_others() {
+    let names: Vec<String> = (0..20).map(|number| format!("tenant {number}")).collect();
+    let quotas: Vec<(&str, u64)> = names.iter().map(|name| (name.as_str(), 2 << 20)).collect();
+    let rig = with_quotas(16 << 20, &quotas);
+    let all: Vec<_> = names.iter().map(|name| of_shape(&rig, name, 1)).collect();
+    put_of_each(&all, 0..2);
+    assert_eq!(rig.put(&[1]).stored, 1);
+    put_of_each(&all, 2..4);
+    assert_eq!(rig.get(&[1]), 1);
+}
+
 #[test]
 fn quotas_of_more_than_the_memory_are_served_alike() {
-    let rig = with_quotas(&[("first", 1 << 20), ("second", 1 << 20)]);
+    let rig = with_quotas(1 << 20, &[("first", 1 << 20), ("second", 1 << 20)]);
     let mut here = Vec::new();
     for name in ["first", "second"] {
         let mine = namespace(name);
