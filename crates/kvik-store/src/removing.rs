@@ -91,6 +91,16 @@ impl<'a> Removing<'a> {
     }
 
     fn from(&self, to: Where, by: Instant) -> Result<()> {
+        let Some(tier) = self.0.tier(to) else { return Ok(()) };
+        // Whether it can be written again may show when it is tried.
+        let said = if tier.never_again().is_none() { self.all_from(to, by) } else { Ok(()) };
+        match tier.never_again() {
+            Some(error) if self.0.state().unsaid.of(to).give_up() => Err(self.never_gone(to, &error)),
+            _ => said,
+        }
+    }
+
+    fn all_from(&self, to: Where, by: Instant) -> Result<()> {
         let store = self.0;
         let mut state = store.state();
         let until = state.unsaid.of(to).next();
@@ -130,15 +140,30 @@ impl<'a> Removing<'a> {
         }
     }
 
-    /// What a tier has not confirmed may be found again.
-    pub fn may_be_back(&self, tier: Where, error: &Error) -> Error {
-        let (name, what) = match (self.0.below(), self.0.far()) {
+    /// What a tier is called, and what answers for it.
+    fn name(&self, tier: Where) -> (String, &'static str) {
+        match (self.0.below(), self.0.far()) {
             (_, Some(far)) if tier == Where::Object => {
                 (format!("the object store at {}", far.objects.name()), "it")
             }
             (Some(below), _) => (format!("the log in {}", below.log.name()), "that disk"),
             _ => (tier.name().to_owned(), "it"),
-        };
+        }
+    }
+
+    /// What a tier will not confirm may be found again.
+    fn never_gone(&self, tier: Where, error: &Error) -> Error {
+        let (name, _) = self.name(tier);
+        let text = format!(
+            "what was removed may still be in {name}, and be found by whoever is started with it: this store writes \
+             nothing there any more ({error})"
+        );
+        Error::new(error.code, text)
+    }
+
+    /// What a tier has not confirmed may be found again.
+    pub fn may_be_back(&self, tier: Where, error: &Error) -> Error {
+        let (name, what) = self.name(tier);
         let text = format!(
             "what was removed may still be in {name}, and be found after a restart: remove it again, and look whether \
              {what} answers ({error})"
@@ -158,8 +183,13 @@ impl Store {
         check_keys(keys)?;
         let by = Instant::now() + REMOVAL;
         let known = self.far().map_or(Ok(()), |far| far.know(by - REMOVAL / 2));
-        if self.state().unsaid.are_full() {
-            Removing(self).everywhere(by)?;
+        let full = || self.state().unsaid.are_full();
+        if full() {
+            let said = Removing(self).everywhere(by);
+            // There is room also where they were given up.
+            if full() {
+                said?;
+            }
         }
         let mut state = self.state();
         let found = keys.iter().filter_map(|key| state.index.find(namespace, key)).collect::<Vec<_>>();
@@ -434,6 +464,28 @@ mod tests {
         assert_eq!(store.remove(0, &[KEY]).unwrap(), 1);
         drop(store);
         assert_eq!(open_far(&bucket).contains(0, &[KEY, OTHER]).unwrap(), [false, true]);
+    }
+
+    #[test]
+    fn nothing_waits_for_a_tier_that_is_never_written_again() {
+        let bucket = Arc::new(InMemory::new());
+        let (store, _other) = (open_far(&bucket), open_far(&bucket));
+        {
+            // As many as wait at most, before the store knows that the prefix is another one's.
+            let mut state = store.state();
+            let keys = (0..1 << 16).map(|number| BlockKey(numbered(number).0));
+            keys.for_each(|key| Removing(&store).note(&mut state, Removed::Block(key)));
+        }
+        put(&store);
+        assert_eq!(store.remove(0, &[KEY]).unwrap_err().code, Code::StorageFailed);
+        assert_eq!(store.contains(0, &[KEY]).unwrap(), [false]);
+        for number in 0..4200 {
+            store.namespace(numbered(number), "one", shape(), "tiny@1").unwrap();
+        }
+        // What was removed is there still.
+        let error = store.remove(0, &[KEY]).unwrap_err();
+        assert!(error.code == Code::StorageFailed && error.text.contains("taken over"), "{error}");
+        assert_eq!(cleared(&store).unwrap_err().code, Code::StorageFailed);
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! tier of ten million blocks costs its owner 8 bytes a block.
 
 use crate::{BlockKey, Entry, NamespaceId, Shape};
-use kvik_core::Result;
+use kvik_core::{Error, Result};
 use kvik_host::Memory;
 use std::time::Duration;
 
@@ -174,6 +174,11 @@ pub trait Tier: Send + Sync {
     /// # Errors
     /// As for [`Tier::store`].
     fn remove_namespace(&self, namespace: &NamespaceId, within: Duration) -> Result<Place>;
+
+    /// Why nothing is ever written to it again, removals neither, until it is opened anew; none where something may be.
+    fn never_again(&self) -> Option<Error> {
+        None
+    }
 
     /// How much it holds.
     fn usage(&self) -> Usage;

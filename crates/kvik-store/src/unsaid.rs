@@ -9,6 +9,7 @@
 //! - A namespace that was removed is taken up in memory at once. But none of its blocks is written to a tier while that has
 //!   its removal here: whoever is to write one says the removal first (`Store::before_writing`).
 //! - No namespace is forgotten that is here: who removes it again must find it.
+//! - Nothing waits here for a tier that is never written again. From the first removal on that it did not take, all fail.
 
 use crate::figures::Where;
 use crate::index::{Index, Life};
@@ -65,6 +66,8 @@ pub(crate) struct Unsaid {
     /// In the order in which they were decided.
     removals: BTreeMap<u64, Removal>,
     next: u64,
+    /// Some were given up: the tier may have what was removed, whatever is said to it.
+    given_up: bool,
 }
 
 struct Removal {
@@ -136,6 +139,15 @@ impl Unsaid {
         let removal = self.numbers.get(what).and_then(|number| self.removals.get_mut(number));
         let removal = removal.filter(|removal| may_be_said(index, removal));
         removal.is_some_and(|removal| !std::mem::replace(&mut removal.saying, true))
+    }
+
+    /// None is ever to be said: those that wait go from here. Whether there was one, now or before.
+    pub fn give_up(&mut self) -> bool {
+        self.given_up |= !self.removals.is_empty();
+        self.removals.retain(|_, removal| removal.saying);
+        let removals = &self.removals;
+        self.numbers.retain(|_, number| removals.contains_key(number));
+        self.given_up
     }
 
     /// These were said, or they were not.

@@ -264,6 +264,10 @@ impl Tier for Log {
         self.remove_what(What::NamespaceRemoved(*namespace), within)
     }
 
+    fn never_again(&self) -> Option<Error> {
+        self.read_only().then(|| errors::read_only(&self.name()))
+    }
+
     fn usage(&self) -> Usage {
         let Shared { options, counters, .. } = &*self.shared;
         let (bytes, unsynced, segments) = {

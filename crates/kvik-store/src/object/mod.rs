@@ -364,6 +364,10 @@ impl Tier for Objects {
         self.remove_what(Removed::Namespace(*namespace), within)
     }
 
+    fn never_again(&self) -> Option<Error> {
+        self.shared.check_writable(&self.shared.state()).err()
+    }
+
     fn usage(&self) -> Usage {
         let counters = &self.shared.counters;
         let read = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);

@@ -32,6 +32,7 @@ fn child() {
 
 fn read_only(log: &Log, index: &Index) {
     assert!(log.read_only());
+    assert_eq!(log.never_again().map(|error| error.code), Some(Code::StorageFailed));
     let block = Block::new(1, 0, shape(3));
     let (identity, place) = index.find(&Block::key(1)).expect("a block");
     assert!(load(log, place, &identity).unwrap().unwrap() == block.bytes());
