@@ -207,26 +207,29 @@ impl Store {
         known.map(|()| gone.len())
     }
 
-    /// Takes out all blocks of the namespaces that are wanted; how many went. What was removed before, and a tier has not
+    /// Takes out all blocks of the namespaces that are wanted, with these names of their tenants; how many went. What was removed before, and a tier has not
     /// confirmed since, is removed with it.
     ///
     /// # Errors
     /// As for [`Store::remove`].
-    pub fn clear(&self, wanted: impl Fn(&Known) -> bool) -> Result<usize> {
+    pub fn clear(&self, wanted: impl Fn(&Known, &str) -> bool) -> Result<usize> {
         let (gone, cleared) = self.take_out(wanted);
         self.state().counts.removed += gone as u64;
         cleared.map(|()| gone)
     }
 
     /// Takes out all blocks of namespaces, here and below: how many went here, and what the tiers said.
-    pub fn take_out(&self, wanted: impl Fn(&Known) -> bool) -> (usize, Result<()>) {
+    pub fn take_out(&self, wanted: impl Fn(&Known, &str) -> bool) -> (usize, Result<()>) {
         let by = Instant::now() + REMOVAL;
         let known = self.far().map_or(Ok(()), |far| far.know(by - REMOVAL / 2));
         let mut state = self.state();
         let all = state.tenants.namespaces().enumerate();
         // What was forgotten is not here, and may be by another number.
-        let is_here = |number, known: &Known| state.tenants.find(&known.id) == Some(number as u16);
-        let cleared: Vec<bool> = all.map(|(number, known)| is_here(number, known) && wanted(known)).collect();
+        let is_cleared = |(number, known): (usize, &Known)| {
+            let (number, tenant) = (number as u16, &state.tenants.tenant(number as u16).name);
+            state.tenants.find(&known.id) == Some(number) && wanted(known, tenant)
+        };
+        let cleared: Vec<bool> = all.map(is_cleared).collect();
         let all = state.tenants.namespaces().zip(&cleared);
         let ids: Vec<NamespaceId> = all.filter(|(_, cleared)| **cleared).map(|(known, _)| known.id).collect();
         let gone = state.forget_all(|namespace| cleared[usize::from(namespace)]);
@@ -346,7 +349,7 @@ mod tests {
     }
 
     fn cleared(store: &Store) -> Result<usize> {
-        store.clear(|known| known.id == NAMESPACE)
+        store.clear(|known, _| known.id == NAMESPACE)
     }
 
     /// Begins to say what was removed, which the log does not confirm in time.
@@ -573,13 +576,18 @@ mod tests {
         let of = |tenant: &str| store.state().tenants.named(tenant);
         let before = of("one");
         // All of the first tenant's are forgotten for it.
-        served(&store, || open_of(numbered(4096), "new"));
+        let new = served(&store, || open_of(numbered(4096), "new"));
         assert_eq!((of("new"), of("one")), (before, None));
-        let number = open_of(NAMESPACE, "one");
-        let reserved = store.state().reserve(number, None, KEY, |_| false).unwrap();
-        let Reserved::New(filling) = reserved else { panic!("no room") };
-        assert!(store.write(fill(&store, filling), &KEY, Where::Log, PATIENCE).unwrap().is_some());
-        assert_eq!(served(&store, || store.clear(|known| Some(known.tenant) == before)).unwrap(), 0);
+        let put = |number, key| {
+            let reserved = store.state().reserve(number, None, key, |_| false).unwrap();
+            let Reserved::New(filling) = reserved else { panic!("no room") };
+            fill(&store, filling)
+        };
+        put(new, OTHER);
+        assert_eq!(served(&store, || store.clear(|_, tenant| tenant == "one")).unwrap(), 0);
+        let id = put(open_of(NAMESPACE, "one"), KEY);
+        assert!(store.write(id, &KEY, Where::Log, PATIENCE).unwrap().is_some());
+        assert_eq!(served(&store, || store.clear(|_, tenant| tenant == "new")).unwrap(), 1);
         drop(store);
         assert_eq!(open(&folder.0).contains(0, &[KEY]).unwrap(), [true]);
     }

@@ -5,7 +5,7 @@ use crate::fill::Stored;
 use crate::lend::Lent;
 use crate::lending::{Lender, Rest};
 use crate::store::{Store, check_keys};
-use crate::tenants::{Held, Known};
+use crate::tenants::Held;
 use crate::wire::scan::{Description, Page};
 use crate::wire::{Ack, DEADLINE, MetricsPart, Put, Request, Response};
 use crate::write::Awaited;
@@ -155,12 +155,11 @@ impl Service {
                 self.about(&namespace, |number| self.store.keep(number, &keys, time))
             }
             Request::ClearNamespace { namespace } => {
-                self.store.clear(|known| known.id == namespace).map(|gone| Response::Done(gone as u64))
+                self.store.clear(|known, _| known.id == namespace).map(|gone| Response::Done(gone as u64))
             }
             Request::ClearTenant { tenant } => {
-                let tenant = self.store.state().tenants.named(&tenant);
-                let of_tenant = |known: &Known| Some(known.tenant) == tenant;
-                self.store.clear(of_tenant).map(|gone| Response::Done(gone as u64))
+                // Its number may become another one's meanwhile.
+                self.store.clear(|_, name| name == tenant).map(|gone| Response::Done(gone as u64))
             }
             Request::Stat => Ok(Response::Counts(Box::new(self.store.counts()))),
             Request::Metrics => Ok(self.metrics(reply)),

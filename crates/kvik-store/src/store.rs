@@ -163,7 +163,7 @@ impl Store {
         };
         // Their blocks go as if they were cleared: none that was removed later may come back after a restart. So also of those
         // without blocks, of which a tier may have some whose parents are gone.
-        let (gone, cleared) = self.take_out(|known| unused.contains(&known.id));
+        let (gone, cleared) = self.take_out(|known, _| unused.contains(&known.id));
         let mut state = self.state();
         state.counts.dropped += gone as u64;
         let State { tenants, index, unsaid, .. } = &mut *state;

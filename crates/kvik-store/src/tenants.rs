@@ -311,6 +311,7 @@ impl Tenants {
     }
 
     /// The number of a tenant with this name.
+    #[cfg(test)]
     pub fn named(&self, name: &str) -> Option<u16> {
         self.by_name.get(name).copied()
     }
