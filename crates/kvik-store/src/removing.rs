@@ -61,10 +61,6 @@ impl Drop for Saying {
     }
 }
 
-fn unconfirmed() -> Error {
-    Error::new(Code::DeadlineExceeded, "it has not confirmed all of it yet")
-}
-
 /// How the tiers of a store hear of removals.
 pub(crate) struct Removing<'a>(pub &'a Store);
 
@@ -109,7 +105,7 @@ impl<'a> Removing<'a> {
             if !unsaid.of(to).may_begin(until, index) {
                 // Others say them, or are bringing the blocks.
                 if Instant::now() >= by {
-                    return Err(self.may_be_back(to, &unconfirmed()));
+                    return Err(self.may_be_back(to, &self.unconfirmed(to)));
                 }
                 state = store.wait(state, by);
                 continue;
@@ -149,6 +145,13 @@ impl<'a> Removing<'a> {
             (Some(below), _) => (format!("the log in {}", below.log.name()), "that disk"),
             _ => (tier.name().to_owned(), "it"),
         }
+    }
+
+    fn unconfirmed(&self, tier: Where) -> Error {
+        let (name, what) = self.name(tier);
+        let text =
+            format!("{name} has not confirmed yet what was removed before: look whether {what} answers");
+        Error::new(Code::DeadlineExceeded, text)
     }
 
     /// What a tier will not confirm may be found again.
@@ -268,7 +271,7 @@ impl Store {
                 // Whoever has begun is at it: it ends, whatever this thread does.
                 state = self.wait(state, by);
             } else {
-                return Err(unconfirmed());
+                return Err(Removing(self).unconfirmed(to));
             }
         }
     }
@@ -546,7 +549,8 @@ mod tests {
         let early = store.write(id, &KEY, Where::Log, std::time::Duration::ZERO);
         saying.say(Instant::now() + PATIENCE, true).unwrap();
         assert!(store.write(id, &KEY, Where::Log, PATIENCE).unwrap().is_some());
-        assert!(early.is_err_and(|error| error.code == Code::DeadlineExceeded));
+        let error = early.unwrap_err();
+        assert!(error.code == Code::DeadlineExceeded && error.text.contains("clearing"), "{error}");
         drop(store);
         assert_eq!(open(&folder.0).contains(0, &[KEY]).unwrap(), [true]);
     }
