@@ -96,11 +96,12 @@ def python(context: Context, small: bool = False) -> None:
     context.run([overlay_env(context, "dev"), "tools/vllm_base.py"])
     others = [f"tests/{other}" for other in _OTHER_FOLDERS] + (list(quick.PYTHON) if small else [])
     programs = cluster.on_path(base_env(context, cluster.NAME))
-    _pytest(context, "dev", "tests", programs, [*_TWO, *(f"--ignore={path}" for path in others)])
+    _pytest(context, "dev", "tests", programs, [*_SHARED, *(f"--ignore={path}" for path in others)])
 
 
-# Most tests wait for what they have started: two processes share the files of a stage out among themselves.
-_TWO = ("-n", "2", "--dist", "loadfile")
+# Most tests wait for what they have started: several processes share the files of a stage out among themselves.
+_JOBS = os.environ.get("JOBS") or "1"
+_SHARED = ("-n", _JOBS, "--dist", "loadfile") if _JOBS != "1" else ()
 # Tests with stages of their own.
 _OTHER_FOLDERS = ("docs", "fabric", "faults", "lab", "netns", "packaging", "rdma", "vllm")
 
@@ -108,7 +109,7 @@ _OTHER_FOLDERS = ("docs", "fabric", "faults", "lab", "netns", "packaging", "rdma
 def lab(context: Context) -> None:
     """The lab against known truths: designs, statistics, physics, audits, and reports in a browser."""
     ensure_browser(context)
-    _pytest(context, "dev", "tests/lab", more=[*_TWO, "--durations=10"])
+    _pytest(context, "dev", "tests/lab", more=[*_SHARED, "--durations=10"])
 
 
 def docs(context: Context) -> None:
