@@ -99,7 +99,7 @@ def python(context: Context, small: bool = False) -> None:
     _pytest(context, "dev", "tests", programs, [*_SHARED, *(f"--ignore={path}" for path in others)])
 
 
-# Most tests wait for what they have started: several processes share the files of a stage out among themselves.
+# Most tests wait for what they have started: several processes share out the files of a stage.
 _JOBS = os.environ.get("JOBS") or "1"
 _SHARED = ("-n", _JOBS, "--dist", "loadfile") if _JOBS != "1" else ()
 # Tests with stages of their own.
