@@ -187,6 +187,25 @@ def test_an_engine_that_refuses_says_why() -> None:
             pass
 
 
+def test_a_program_with_many_open_files_asks_as_well() -> None:
+    """Descriptors beyond 1,023 are none for select()."""
+    program = """
+import resource, socket, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (2048, 2048))
+from kvik.stat.engines import asking
+many = [socket.socket() for _ in range(1100)]
+with asking(sys.argv[1], "snapshot") as question:
+    print(question.about.engine)
+"""
+    with engines() as start:
+        engine = start()
+        done = subprocess.run(
+            [sys.executable, "-c", program, engine.id],
+            capture_output=True, text=True, timeout=LIMIT, check=False,
+        )  # fmt: skip
+        assert done.stdout == f"{engine.id}\n", done.stderr
+
+
 def test_what_listens_is_found_in_the_kernels_list() -> None:
     listed = Path("/proc/net/unix").read_text()
     with engines() as start:

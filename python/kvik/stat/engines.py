@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import select
 import socket
 import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ class Question:
         """
         left = self._until - time.monotonic()
         watched = [self._socket] if interrupt is None else [self._socket, interrupt]
-        ready = select.select(watched, [], [], left)[0] if left > 0 else []
+        ready = wait(watched, left) if left > 0 else []
         if interrupt is not None and interrupt in ready:
             raise InterruptedError("told to end")
         if not ready:
