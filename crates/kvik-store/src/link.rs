@@ -250,6 +250,7 @@ impl Answers {
 
     /// A transfer of what the store has lent has failed: the error for who asked.
     pub fn not_moved(&self, error: Error) -> Error {
+        let error = of_the_call(error);
         match (error.code, &self.from) {
             (Code::PeerLost | Code::PeerRestarted | Code::PeerUnreachable, _) => self.told(error),
             (Code::TransportUnavailable, Source::Remote(_, remote)) => {
@@ -272,7 +273,32 @@ impl Answers {
     }
 }
 
+/// A put's pages and a get's blocks are granted for as long as the call may take: its caller knows of no grant.
+pub(crate) fn of_the_call(error: Error) -> Error {
+    match error.code {
+        Code::GrantExpired => {
+            let text = "blocks were still to be moved at the deadline: give the call more time";
+            Error::new(Code::DeadlineExceeded, text)
+        }
+        _ => error,
+    }
+}
+
 pub(crate) fn unexpected(response: &Response) -> Error {
     let text = format!("the store answered something else than it was asked: {response:?}");
     Error::new(Code::ProtocolError, text.chars().take(200).collect::<String>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_calls_late_hears_of_the_deadline_and_of_no_grant() {
+        let of_the_grant = Error::new(Code::GrantExpired, "grant 12 has ended: ask for a longer expiry");
+        let late = of_the_call(of_the_grant);
+        assert!(late.code == Code::DeadlineExceeded && !late.text.contains("grant"), "{late}");
+        let other = Error::new(Code::StorageFailed, "the disk is gone");
+        assert_eq!(of_the_call(other.clone()), other);
+    }
 }

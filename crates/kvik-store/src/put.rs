@@ -1,6 +1,6 @@
 //! A put, on the client's side.
 
-use crate::link::{Answers, Link, unexpected};
+use crate::link::{Answers, Link, of_the_call, unexpected};
 use crate::wire::{Ack, DEADLINE, Put, Request, Response};
 use crate::{BlockKey, NamespaceId, Stored};
 use kvik_core::{Code, Error, Result, Right, Use};
@@ -63,7 +63,7 @@ impl Writing {
                 Ok(Response::Stored(stored)) => self.stored = Some(Ok(stored)),
                 Ok(other) => self.stored = Some(Err(unexpected(&other))),
                 Err(error) if error.code == Code::WaitTimeout => return Err(error),
-                Err(error) => self.stored = Some(Err(error)),
+                Err(error) => self.stored = Some(Err(of_the_call(error))),
             }
         }
         self.stored.clone().transpose()

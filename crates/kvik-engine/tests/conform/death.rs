@@ -7,7 +7,7 @@ use crate::table;
 use kvik_core::{Code, Ticket};
 use kvik_engine::{TransferOptions, Verify};
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 const ROLE: &str = "KVIK_TEST_CONFORM_PEER";
@@ -29,6 +29,8 @@ fn peer() {
 /// A process that owns pages.
 pub struct Owner {
     process: Child,
+    /// Open as long as it runs: after a minute its test says so, and would end where nobody can read it.
+    _said: BufReader<ChildStdout>,
     /// To read them, and to write them.
     pub tickets: Vec<Ticket>,
 }
@@ -42,12 +44,12 @@ impl Owner {
         command.args(["--exact", "death::peer", "--nocapture"]).env(ROLE, name);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = command.spawn().unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let mut told = lines.map_while(Result::ok).filter_map(|line| {
+        let mut said = BufReader::new(process.stdout.take().unwrap());
+        let mut told = said.by_ref().lines().map_while(Result::ok).filter_map(|line| {
             Some(line.strip_prefix("peer: ")?.split(' ').map(|text| text.parse().unwrap()).collect())
         });
         let tickets = told.next().expect("the peer's tickets");
-        Owner { process, tickets }
+        Owner { process, _said: said, tickets }
     }
 
     /// Bytes of its pages.

@@ -5,11 +5,11 @@ use crate::rig::Random;
 use kvik_engine::{Config, Engine};
 use kvik_store::{LogOptions, Server, StoreOptions};
 use rustix::process::{Pid, Signal, kill_process};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 /// Servers there are at most.
 const MOST: usize = 6;
@@ -39,6 +39,8 @@ fn member() {
 /// A server that runs, or has been stopped.
 struct Running {
     child: Child,
+    /// Open as long as it runs: after a minute the test that it is in says so, and would end where nobody can read it.
+    out: BufReader<ChildStdout>,
     disk: Option<usize>,
     stopped: bool,
 }
@@ -107,7 +109,11 @@ impl Members {
     pub fn heal(&mut self) {
         for place in &mut self.places {
             match &mut place.running {
-                Some(running) => running.signal(Signal::CONT),
+                Some(running) => {
+                    let ended = running.child.try_wait().unwrap();
+                    assert!(ended.is_none(), "the server at {} ended by itself: {ended:?}", place.address);
+                    running.signal(Signal::CONT);
+                }
                 none => *none = start(&place.address, None).map(|(running, _)| running),
             }
         }
@@ -217,11 +223,9 @@ fn start(at: &str, disk: Option<PathBuf>) -> Option<(Running, String)> {
     command.envs(disk.map(|disk| ("KVIK_MEMBER_DISK", disk)));
     let mut child = command.spawn().unwrap();
     let out = BufReader::new(child.stdout.take().unwrap());
-    let running = Running { child, disk: None, stopped: false };
-    let address = out
-        .lines()
-        .map_while(|line| line.ok())
-        .find_map(|line| Some(line.strip_prefix("at ")?.to_owned()))?;
+    let mut running = Running { child, out, disk: None, stopped: false };
+    let mut lines = running.out.by_ref().lines().map_while(|line| line.ok());
+    let address = lines.find_map(|line| Some(line.strip_prefix("at ")?.to_owned()))?;
     Some((running, address))
 }
 
