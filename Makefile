@@ -15,7 +15,7 @@ study:  ## a ready study, run and reported (root; a quarter of an hour; STUDY=li
 	$(if $(filter links loading move,$(STUDY)),,$(error STUDY is "$(STUDY)"; it is links, loading or move))
 	@$(BUILD) $(if $(filter links,$(STUDY)),study,study-$(STUDY))
 
-test:  ## everything this machine can check (STAGES="rust python" runs only those; QUICK=1: six minutes' worth; JOBS=2)
+test:  ## everything this machine can check (STAGES="rust python" runs only those; QUICK=1: six minutes' worth; JOBS=1)
 	@JOBS="$(JOBS)" $(BUILD) $(if $(filter-out 0,$(QUICK)),test-quick,test) $(STAGES)
 
 test-rdma:  ## two soft-RoCE devices in a small virtual machine, and what runs on them (FULL=1: at length)
