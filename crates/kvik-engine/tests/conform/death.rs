@@ -8,7 +8,7 @@ use kvik_core::{Code, Ticket};
 use kvik_engine::{TransferOptions, Verify};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const ROLE: &str = "KVIK_TEST_CONFORM_PEER";
 const PAGES: u32 = 128;
@@ -108,7 +108,7 @@ pub fn a_killed_peer_ends_the_transfer_and_another_one_serves(kind: &'static Kin
         let transfer = begin(&owner);
         assert!(!held || ours.wait_held(1, PATIENCE));
         owner.kill();
-        let killed = Instant::now();
+        let killed = watch::start();
         let lost = |(name, count): &(&str, u64)| *name == "sessions_open" && *count == 0;
         wait_until("the death to be noticed", || engine.stats().iter().any(lost));
         // The bound that is promised, and as much again for a machine that is busy with other tests.

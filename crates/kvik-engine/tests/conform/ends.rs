@@ -121,7 +121,7 @@ pub fn revoking_waits_for_whoever_writes_or_says_who_it_is(kind: &'static Kind) 
     let pair = Pair::new(kind);
     for op in OPS {
         let middle = Middle::reach(&pair, op, PATIENCE);
-        let began = Instant::now();
+        let began = watch::start();
         let revoked = middle.grant.revoke(SHORT);
         assert!(began.elapsed() < Duration::from_secs(2), "{op:?}: {:?}", began.elapsed());
         // A stuck reader elsewhere does not keep an owner from its pages; a stuck thread of its own does, and so does

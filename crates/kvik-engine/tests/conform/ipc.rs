@@ -14,7 +14,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const ROLE: &str = "KVIK_TEST_IPC_PEER";
 /// The peer does not use CUDA.
@@ -346,7 +346,7 @@ gpus! {
         assert_eq!(peer.ask(&format!("read {}", grant.ticket())), "local cuda_ipc");
         assert_eq!(peer.ask("has 5"), "true");
         peer.stop();
-        let began = Instant::now();
+        let began = watch::start();
         let error = here.close(SHORT).unwrap_err();
         assert_eq!(error.code, Code::RegionBusy, "{error}");
         assert!(error.text.contains("has it open") && began.elapsed() < PATIENCE / 4, "{error}");

@@ -201,7 +201,7 @@ lent! {
             let [far, near] = [&pair.owner, &pair.other].map(|engine| engine.allocate(RING).unwrap());
             let other = pair.grant(op, &whole(&far, PAGE));
             let options = TransferOptions { verify: Some(Verify::Full), ..within(PATIENCE) };
-            let began = Instant::now();
+            let began = watch::start();
             pair.begin_with(op, &whole(&near, PAGE), &other, options).wait(Some(PATIENCE)).unwrap();
             assert!(bytes(&far) == bytes(&near) && !transfer.is_done(), "{op:?}");
             assert!(began.elapsed() < Duration::from_secs(3), "{op:?}: {:?}", began.elapsed());
@@ -256,7 +256,7 @@ lent! {
         let copies = gpu.count("cuMemcpyDtoHAsync_v2");
         let transfer = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
         wait_until("a copy to be begun", || gpu.count("cuMemcpyDtoHAsync_v2") > copies);
-        let began = Instant::now();
+        let began = watch::start();
         assert_eq!(code(pair.owner.close(Duration::from_millis(700))), Code::PagesQuarantined);
         assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
         gpu.say("release");

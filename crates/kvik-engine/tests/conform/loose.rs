@@ -8,7 +8,7 @@ use crate::pair::{OPS, Op, Pair, metric, whole};
 use crate::standin::Control;
 use kvik_core::{Code, Error};
 use kvik_engine::{Region, Verify};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const PAGE: u64 = 64 << 10;
 /// What is awaited in vain takes this long.
@@ -88,7 +88,7 @@ mod checks {
         let stuck = pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE);
         wait_until("it to be in flight", || control.counts()["in_flight"] == 1);
         control.say("busy count=1");
-        let began = Instant::now();
+        let began = watch::start();
         stuck.cancel();
         let error = stuck.wait(Some(PATIENCE)).map(drop).unwrap_err();
         assert_eq!(error.code, Code::PagesQuarantined, "{error}");

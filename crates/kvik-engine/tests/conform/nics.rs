@@ -158,7 +158,7 @@ checks! {
     fn an_operation_that_never_ends_ends_with_its_transfer(pair, control, _) {
         for op in OPS {
             control.say("stick count=1");
-            let began = Instant::now();
+            let began = watch::start();
             let error = scattered_within(pair, op, Duration::from_secs(3)).unwrap_err();
             assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
             // The deadline, the patience with what is in flight, and as much again for a busy machine.
@@ -508,13 +508,13 @@ fn a_nic_that_does_not_answer_is_named_and_takes_the_memory_in_no_more() {
         pair.ours.hold_from(pair.ours.given());
         let transfer = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
         assert!(pair.ours.wait_held(1, PATIENCE));
-        let began = Instant::now();
+        let began = watch::start();
         let error = pair.other.allocate(PAGE).map(drop).unwrap_err();
         assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
         assert!(error.text.contains(EFA.names[0]) && error.text.contains("1s"), "{error}");
         // Its deadline, and the second in which the NIC may say that it has let go of it.
         assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
-        let began = Instant::now();
+        let began = watch::start();
         let error = spare.close(Duration::from_secs(1)).unwrap_err();
         assert!(error.code == Code::RegionBusy && error.text.contains("a NIC"), "{error}");
         // Another NIC may have let go of it already: what is open is known to all of them.
@@ -529,7 +529,7 @@ fn a_nic_that_does_not_answer_is_named_and_takes_the_memory_in_no_more() {
         pair.ours.hold_from(pair.ours.given());
         let transfer = pair.begin(Op::Read, &whole(&here, PAGE), &grant, PATIENCE);
         assert!(pair.ours.wait_held(1, PATIENCE));
-        let began = Instant::now();
+        let began = watch::start();
         assert_eq!(code(pair.other.close(Duration::from_secs(1))), Code::PagesQuarantined);
         assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
         pair.ours.release();
@@ -547,7 +547,7 @@ fn regions_of_an_engine_that_has_closed_wait_for_no_nic() {
         pair.pass();
         let regions: Vec<_> = (0..8).map(|_| pair.other.allocate(PAGE).unwrap()).collect();
         pair.other.close(PATIENCE).unwrap();
-        let began = Instant::now();
+        let began = watch::start();
         regions.iter().for_each(|region| region.close(PATIENCE).unwrap());
         // A second for each of them it was, in which a NIC may say that it has let go.
         assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
@@ -578,7 +578,7 @@ fn regions_that_go_with_their_transfers_wait_for_no_nic() {
         pair.ours.hold_from(pair.ours.given());
         let transfers = orphans(&pair, &grant, here);
         assert!(pair.ours.wait_held(1, PATIENCE));
-        let began = Instant::now();
+        let began = watch::start();
         pair.ours.release();
         transfers.iter().for_each(|transfer| drop(transfer.wait(Some(PATIENCE)).unwrap()));
         // A second for each of them it was.
@@ -588,7 +588,7 @@ fn regions_that_go_with_their_transfers_wait_for_no_nic() {
         control.say("stick count=1000");
         let transfers = orphans(&pair, &grant, regions());
         wait_until("them to be stuck", || control.counts()["stuck"] == 8);
-        let began = Instant::now();
+        let began = watch::start();
         pair.other.close(PATIENCE).unwrap();
         assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
         transfers.iter().for_each(|one| assert_eq!(code(one.wait(Some(PATIENCE))), Code::EngineClosed));

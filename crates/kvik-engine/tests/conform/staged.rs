@@ -12,7 +12,7 @@ use crate::pair::{Kind, OPS, Op, Pair, Standin, metric, options, whole};
 use crate::standin::Control;
 use kvik_core::Code;
 use kvik_engine::{TransferOptions, Verify};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const ROCE: &Kind = &Kind { standin: Some(Standin { devices: 1, ..crate::ROCE }), ..crate::STAGED_VERBS };
 const EFA: &Kind = &Kind { standin: Some(Standin { devices: 1, ..Standin::NEW }), ..crate::STAGED_EFA };
@@ -172,7 +172,7 @@ staged! {
         let copies = gpu.count("cuMemcpyDtoHAsync_v2");
         let transfer = pair.begin(Op::Write, &whole(&here, PAGE), &grant, PATIENCE);
         wait_until("a copy to be begun", || gpu.count("cuMemcpyDtoHAsync_v2") > copies);
-        let began = Instant::now();
+        let began = watch::start();
         assert_eq!(code(pair.other.close(Duration::from_millis(700))), Code::PagesQuarantined);
         assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
         gpu.say("release");

@@ -10,7 +10,7 @@ use crate::pair::{Kind, Memories, Pair, whole};
 use crate::{EFA, ROCE, VERBS};
 use kvik_core::{Code, GrantState, Right, Use};
 use kvik_engine::{CallerStream, Config, Engine, GrantOptions, Preference, Region, TransferOptions};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const GPU: &Kind = &Kind { memory: Memories::Gpu, ..Kind::NEW };
 const HOST: &Kind = &Kind { memory: Memories::Shared, ..Kind::NEW };
@@ -98,7 +98,7 @@ gpus! {
         let read = other.read(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)).unwrap();
         assert_eq!(code(read.wait(Some(KERNEL))), Code::WaitTimeout);
         assert_eq!(grant.state(), GrantState::Live);
-        let began = Instant::now();
+        let began = watch::start();
         grant.revoke(PATIENCE).unwrap();
         assert_eq!(code(read.wait(Some(PATIENCE))), Code::GrantRevoked);
         // So does an engine that closes.

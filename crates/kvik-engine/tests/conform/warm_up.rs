@@ -119,7 +119,7 @@ warm! {
     fn a_nic_that_reaches_nothing_is_named_and_the_others_are_warmed_up(control, kind) {
         let (pair, ticket) = met(kind);
         control.say("down device=1");
-        let began = Instant::now();
+        let began = watch::start();
         let warmed = pair.other.warm_up(&ticket, Some(PATIENCE)).unwrap().wait(Some(PATIENCE)).unwrap();
         assert_eq!(states(&warmed), ["opened", "failed", "opened", "opened"], "{warmed:?}");
         assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
@@ -197,7 +197,7 @@ warm! {
         let warming = engine.warm_up(&owner.tickets[0], Some(PATIENCE)).unwrap();
         wait_until("probes to be in flight", || control.counts()["stuck"] == 4);
         assert!(!warming.is_done());
-        let began = Instant::now();
+        let began = watch::start();
         owner.kill();
         let error = warming.wait(Some(PATIENCE)).map(drop).unwrap_err();
         assert!([Code::PeerUnreachable, Code::PeerLost].contains(&error.code), "{error}");

@@ -5,7 +5,7 @@ use crate::pair::{Kind, Op, Pair, whole};
 use crate::wire::Harm;
 use kvik_core::Code;
 use kvik_engine::Verify;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const KIND: &Kind = &Kind { transport: "tcp", mechanism: "channel", wire: true, ..Kind::NEW };
 const PAGES: u32 = 128;
@@ -18,7 +18,7 @@ fn harmed(harm: Harm, at: u64, deadline: Duration) -> (Pair, Option<kvik_core::E
     let grant = pair.grant(Op::Read, &whole(&there, PAGE));
     let wire = pair.wire.as_ref().unwrap();
     wire.harm(harm, at);
-    let began = Instant::now();
+    let began = watch::start();
     let ended = pair.begin(Op::Read, &whole(&here, PAGE), &grant, deadline).wait(Some(PATIENCE));
     assert!(began.elapsed() < deadline + Duration::from_secs(1), "{harm:?} at {at}: {:?}", began.elapsed());
     assert_eq!(wire.harmed(), 1, "{harm:?} at {at}: nothing was harmed");

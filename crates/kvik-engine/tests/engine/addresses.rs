@@ -4,7 +4,7 @@ use crate::common::*;
 use kvik_core::{Code, HostTag};
 use kvik_engine::{Config, Engine, Preference};
 use std::net::{SocketAddr, TcpListener};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn start(listen: &[&str], advertise: &[&str], secret: Option<&str>) -> Result<Engine, kvik_core::Error> {
     Engine::start(Config {
@@ -88,7 +88,7 @@ fn an_engine_that_is_not_there_is_unreachable_and_the_options_are_named() {
     let ticket = owner.grant(&all(&there), many()).unwrap().ticket().clone();
     let address = owner.addresses()[0].to_string();
     owner.close(Duration::from_secs(5)).unwrap();
-    let began = Instant::now();
+    let began = watch::start();
     let error = read(&reader, &all(&here), &ticket).unwrap_err();
     assert_eq!(error.code, Code::PeerUnreachable);
     for word in ["`listen`", "`advertise`", &address] {

@@ -7,6 +7,9 @@ use kvik_engine::{
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+#[path = "../../../../tests/common/watch.rs"]
+pub mod watch;
+
 pub const PAGE: u64 = 16 << 10;
 /// Longer than anything here may take.
 pub const PATIENCE: Duration = Duration::from_secs(20);

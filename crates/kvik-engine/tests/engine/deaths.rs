@@ -8,7 +8,7 @@ use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process};
 use std::io::{BufRead, BufReader, Read as _};
 use std::process::{Command, Stdio};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const ROLE: &str = "KVIK_TEST_PEER";
 /// 256 MiB: no transfer of it is over before a test has done what it wants to do.
@@ -171,7 +171,7 @@ fn after_its_deadline_a_transfer_from_a_stopped_peer_writes_nothing_more() {
     some(&few).wait(Some(PATIENCE)).unwrap();
     let transfer = read_in_flight(&reader, &child, &here, Duration::from_millis(1200));
     child.signal(Signal::STOP);
-    let began = Instant::now();
+    let began = watch::start();
     let error = transfer.wait(Some(PATIENCE)).unwrap_err();
     assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
     assert!(began.elapsed() < Duration::from_millis(1400), "{:?}", began.elapsed());
@@ -243,7 +243,7 @@ fn a_killed_peer_ends_the_reads_from_others_in_time() {
             reader.peers().iter().filter(|peer| peer.transports.contains(&over)).count() == 2
         });
         child.signal(Signal::KILL);
-        let killed = Instant::now();
+        let killed = watch::start();
         let error = reads.wait(Some(PATIENCE)).unwrap_err();
         assert!(killed.elapsed() < Duration::from_millis(2500), "{:?}", killed.elapsed());
         let subject = error.subject();
@@ -266,7 +266,7 @@ fn a_killed_peer_ends_transfers_both_ways_and_the_next_one_serves() {
             .map(|_| reader.write(&all(&source), child.writable(), None, TransferOptions::default()).unwrap())
             .collect();
         child.signal(Signal::KILL);
-        let killed = Instant::now();
+        let killed = watch::start();
         let mut lost = 0;
         for transfer in wrote.into_iter().chain([read]) {
             match transfer.wait(Some(PATIENCE)) {
@@ -292,7 +292,7 @@ fn a_stopped_peer_is_lost_in_time_and_closing_does_not_wait_for_it() {
     let here = reader.allocate(u64::from(PAGES) * PAGE).unwrap();
     let there = other.allocate(u64::from(PAGES) * PAGE).unwrap();
     let (lost, closed) = stopped_amid(&child, [(&reader, &here), (&other, &there)]);
-    let stopped = Instant::now();
+    let stopped = watch::start();
     other.close(Duration::from_secs(5)).unwrap();
     assert!(stopped.elapsed() < Duration::from_millis(1500), "{:?}", stopped.elapsed());
     assert_eq!(code(closed.result().expect("ended by then")), Code::EngineClosed);
@@ -314,7 +314,7 @@ fn an_owner_gets_its_pages_back_from_a_stopped_reader() {
     let few = pages(&source, &[0]);
     other.write(&few, child.writable(), Some([0].into()), deadline.clone()).unwrap().wait(None).unwrap();
     child.signal(Signal::STOP);
-    let began = Instant::now();
+    let began = watch::start();
     let wrote = other.write(&all(&source), child.writable(), None, deadline).unwrap();
     assert_eq!(code(wrote.wait(Some(PATIENCE))), Code::DeadlineExceeded);
     // Its memory is its own again, without the peer's help.

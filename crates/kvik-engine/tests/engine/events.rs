@@ -126,7 +126,7 @@ fn a_peer_is_heard_of_from_its_coming_to_its_death() {
     assert_eq!((peer.transports.as_slice(), peer.channels), ([TransportId::Tcp].as_slice(), 4));
 
     child.signal(Signal::STOP);
-    let stopped = Instant::now();
+    let stopped = watch::start();
     expect(&events, "peer_suspect", 2.0);
     assert!(stopped.elapsed() < Duration::from_millis(1700), "{:?}", stopped.elapsed());
     assert_eq!(state(&reader, &ticket), Some(PeerState::Suspect));
@@ -204,7 +204,7 @@ fn a_peer_that_was_started_anew_voids_its_tickets_without_a_dial() {
     assert!(error.text.contains(&fresh.engine.to_string()), "{error}");
     // Without a dial: the engine at the address does not answer any more.
     again.signal(Signal::STOP);
-    let began = Instant::now();
+    let began = watch::start();
     assert_eq!(try_read(&reader, &ticket), Err(Code::PeerRestarted));
     assert_eq!(reader.notify(&ticket, b"hello", None).err().unwrap().code, Code::PeerRestarted);
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());

@@ -7,7 +7,7 @@ use kvik_engine::{Engine, Event, Events, Inbox, Message, Notifying, Preference, 
 use kvik_host::event::{Interest, wait_ready};
 use rustix::process::Signal;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Longer than the window of a topic.
 const MANY: u32 = 1500;
@@ -125,7 +125,7 @@ fn an_answer_brings_the_acknowledgement_of_its_request_along() {
     request.wait(Some(PATIENCE)).unwrap();
     // And who asks for more sends it, for as long as nothing comes. Every other one would wait for a heartbeat, half a
     // second, and all of them ten.
-    let began = Instant::now();
+    let began = watch::start();
     for _ in 0..40 {
         let request = client.notify_on(1, server.id(), b"no answer", Some(PATIENCE)).unwrap();
         assert_eq!(next(&requests).1, b"no answer");
@@ -232,7 +232,7 @@ fn who_is_followed_is_heard_of_without_a_word() {
     inbox.follow(&who).unwrap();
     assert!(is_empty(&inbox));
     child.signal(Signal::KILL);
-    let killed = Instant::now();
+    let killed = watch::start();
     assert_eq!(lost(&inbox).engine, who.engine);
     assert!(killed.elapsed() < Duration::from_millis(2500), "{:?}", killed.elapsed());
     assert!(is_empty(&inbox) && is_empty(&other));
@@ -337,7 +337,7 @@ fn what_is_handed_on_and_not_answered_is_acknowledged_soon() {
     let (server, client) = pair();
     let (_inbox, came) = handing(&server);
     // Each would wait for a heartbeat, half a second, and all of them twenty.
-    let began = Instant::now();
+    let began = watch::start();
     for round in 0..40u32 {
         let request = client.notify_on(1, server.id(), &round.to_le_bytes(), Some(PATIENCE)).unwrap();
         request.wait(Some(PATIENCE)).unwrap();

@@ -9,7 +9,7 @@ use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Barrier;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn meet(engine: &Engine, at: SocketAddr) -> Result<Who, Error> {
     engine.meet(at, Some(PATIENCE))
@@ -160,7 +160,7 @@ fn a_meeting_ends_by_its_deadline_and_with_its_engine() {
     // The kernel accepts for it.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let at = silent.local_addr().unwrap();
-    let began = Instant::now();
+    let began = watch::start();
     let error = client.meet(at, Some(Duration::from_millis(300))).unwrap_err();
     assert_eq!(error.code, Code::PeerUnreachable);
     assert!(error.text.contains("deadline") && error.text.contains(&at.to_string()), "{error}");
@@ -168,7 +168,7 @@ fn a_meeting_ends_by_its_deadline_and_with_its_engine() {
     // In steps, and of two that wait for the same dial each has its own deadline.
     let meeting = Meeting::begin(&client, at, Some(PATIENCE)).unwrap();
     assert!(meeting.wait(Duration::from_millis(10)).unwrap().is_none());
-    let began = Instant::now();
+    let began = watch::start();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| {
             loop {
@@ -201,7 +201,7 @@ fn who_was_met_and_lost_comes_back_by_itself_or_is_met_again() {
     expect(&events, "peer_lost", 2.0);
     assert!(client.peers()[0].reconnecting);
     // Who wants it only while it is connected does not wait for that.
-    let began = Instant::now();
+    let began = watch::start();
     let error = client.notify(To::Connected(who.engine), b"hello", Some(PATIENCE)).err().unwrap();
     assert!(error.code == Code::PeerLost && began.elapsed() < PATIENCE / 2, "{error}: {:?}", began.elapsed());
     child.signal(Signal::CONT);

@@ -6,7 +6,7 @@ use kvik_engine::{Engine, Preference, Region, TransferOptions};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
 use std::thread::{scope, spawn};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const THREADS: u32 = 8;
 const EACH: u32 = 25;
@@ -173,7 +173,7 @@ fn closing_ends_fifty_transfers_in_flight_within_its_bound() {
         let grant = owner.grant(&all(&there), many()).unwrap();
         let begin = |region| reader.read(&all(region), grant.ticket(), None, TransferOptions::default());
         let transfers: Vec<_> = here.iter().map(|region| begin(region).unwrap()).collect();
-        let began = Instant::now();
+        let began = watch::start();
         reader.close(Duration::from_secs(5)).unwrap();
         assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
         for transfer in transfers {

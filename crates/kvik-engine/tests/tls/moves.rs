@@ -4,7 +4,7 @@ use crate::certs::{self, Authority, config, engine};
 use crate::common::*;
 use kvik_core::Code;
 use kvik_engine::{Config, Engine, Preference, TransferOptions, Verify};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn pair() -> (Engine, Engine) {
     let authority = Authority::new();
@@ -123,7 +123,7 @@ fn a_peer_that_ends_is_lost_at_once_and_a_cancelled_transfer_leaves_its_pages() 
 
     read(&reader, &all(&here), grant.ticket()).unwrap();
     let transfer = reader.read(&all(&here), grant.ticket(), None, within(PATIENCE)).unwrap();
-    let began = Instant::now();
+    let began = watch::start();
     owner.close(Duration::ZERO).ok();
     if let Err(error) = transfer.wait(Some(PATIENCE)) {
         assert!(matches!(error.code, Code::PeerLost | Code::GrantRevoked | Code::RegionClosed), "{error:?}");

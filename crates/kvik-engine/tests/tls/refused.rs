@@ -6,7 +6,7 @@ use kvik_core::{Code, Error};
 use kvik_engine::{Config, Engine, Preference};
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn plain() -> Engine {
     Engine::start(Config { transport: Preference::Tcp, ..Config::default() }).unwrap()
@@ -16,7 +16,7 @@ fn plain() -> Engine {
 fn refused(owner: &Engine, reader: &Engine) -> Error {
     let (there, here) = (region(owner, 2, 1), region(reader, 2, 9));
     let grant = owner.grant(&all(&there), many()).unwrap();
-    let began = Instant::now();
+    let began = watch::start();
     let error = read(reader, &all(&here), grant.ticket()).unwrap_err();
     assert!(began.elapsed() < Duration::from_secs(2), "{error} took {:?}", began.elapsed());
     assert!(bytes(&here) != bytes(&there));

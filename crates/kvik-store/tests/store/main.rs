@@ -23,3 +23,5 @@ mod served;
 mod stopped;
 mod survey;
 mod tracer;
+#[path = "../../../../tests/common/watch.rs"]
+mod watch;

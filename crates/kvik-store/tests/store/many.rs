@@ -1,10 +1,11 @@
 //! A store of several servers: where blocks lie, and what it costs when some of the servers do not answer.
 
 use crate::rig::*;
+use crate::watch;
 use kvik_core::Code;
 use kvik_engine::{Config, Engine};
 use kvik_store::{Ack, BlockKey, Chain, Client, Server, Servers, Space, StoreOptions, Stored};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Blocks of a prompt: several segments, and a part of one.
 const BLOCKS: u32 = 300;
@@ -164,7 +165,7 @@ fn servers_that_do_not_answer_cost_one_deadline_in_all() {
     asking.put(Chain::from(&keys), None).unwrap();
     // Their engines go on: requests arrive, and nobody answers them.
     members.iter().for_each(|member| member.server.stop());
-    let (deadline, begun) = (Duration::from_secs(4), Instant::now());
+    let (deadline, begun) = (Duration::from_secs(4), watch::start());
     let found = asking.get(Chain::from(&keys), Some(deadline));
     println!("{found:?} after {:?}", begun.elapsed());
     assert!(found.is_ok_and(|found| found == 0) || !asking.client.members().iter().any(|member| member.up));
@@ -172,7 +173,7 @@ fn servers_that_do_not_answer_cost_one_deadline_in_all() {
     assert!(begun.elapsed() < 2 * deadline, "it took {:?}", begun.elapsed());
     // Of those that were not given all of the time it shows a little later.
     becomes(|| !asking.client.members().iter().any(|member| member.up));
-    let begun = Instant::now();
+    let begun = watch::start();
     assert_eq!(asking.get(Chain::from(&keys), Some(deadline)).unwrap_err().code, Code::StoreUnavailable);
     assert!(begun.elapsed() < deadline / 2, "it took {:?} to hear that they are down", begun.elapsed());
 }

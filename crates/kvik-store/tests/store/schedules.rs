@@ -6,6 +6,7 @@
 
 use crate::members::*;
 use crate::rig::*;
+use crate::watch;
 use kvik_core::Code;
 use kvik_engine::{Config, Engine, Preference};
 use kvik_store::{Ack, BlockKey, Chain, Client, Servers, Shape, Space};
@@ -23,8 +24,6 @@ const EVENTS: u64 = 10;
 const CLIENTS: u64 = 2;
 /// Of each put and get.
 const DEADLINE: Duration = Duration::from_secs(1);
-/// How many threads wait for each other in a call, so that each may be late.
-const TURNS: u32 = 8;
 /// For whatever has to come at last.
 const LIMIT: Duration = Duration::from_secs(60);
 const PROMPTS: u64 = 12;
@@ -63,33 +62,9 @@ impl Seen {
     }
 }
 
-/// How late this machine wakes a thread that has slept: what it is busy with otherwise is no fault of the store's.
-#[derive(Default)]
-struct Late {
-    longest: AtomicU64,
-    ended: AtomicBool,
-}
-
-impl Late {
-    fn watch(&self) {
-        const STEP: Duration = Duration::from_millis(5);
-        while !self.ended.load(Ordering::Relaxed) {
-            let began = Instant::now();
-            std::thread::sleep(STEP);
-            let late = began.elapsed().saturating_sub(STEP);
-            self.longest.fetch_max(late.as_micros() as u64, Ordering::Relaxed);
-        }
-    }
-
-    fn longest(&self) -> Duration {
-        Duration::from_micros(self.longest.load(Ordering::Relaxed))
-    }
-}
-
 /// A client with a list of servers that is its own.
-struct Asking<'a> {
+struct Asking {
     context: String,
-    late: &'a Late,
     client: Client,
     spaces: Vec<Space>,
     pages: Pages,
@@ -97,8 +72,8 @@ struct Asking<'a> {
     engine: Engine,
 }
 
-impl<'a> Asking<'a> {
-    fn new(context: &str, late: &'a Late, list: PathBuf, random: &mut Random) -> Asking<'a> {
+impl Asking {
+    fn new(context: &str, list: PathBuf, random: &mut Random) -> Asking {
         let transport = if random.below(2) == 0 { Preference::Auto } else { Preference::Tcp };
         let engine = Engine::start(Config { transport, ..Config::default() }).unwrap();
         let copies = 1 + random.below(3) as usize;
@@ -108,17 +83,16 @@ impl<'a> Asking<'a> {
         let spaces = MODELS.iter().map(open).collect();
         let pages = Pages::new(&engine, BLOCKS, small());
         let context = format!("{context}, {copies} copies, {transport:?}");
-        Asking { context, late, client, spaces, pages, seen: Seen::default(), engine }
+        Asking { context, client, spaces, pages, seen: Seen::default(), engine }
     }
 
     /// Makes a call. What it says when servers are lost is expected, and everything else is a fault.
-    fn call<R>(&mut self, what: &str, call: impl FnOnce(&Asking<'_>) -> kvik_core::Result<R>) -> Option<R> {
-        let began = Instant::now();
+    fn call<R>(&mut self, what: &str, call: impl FnOnce(&Asking) -> kvik_core::Result<R>) -> Option<R> {
+        let began = watch::start();
         let answer = call(self);
         let took = began.elapsed();
         // A second server that is waited for takes as long again.
-        let most = DEADLINE * 3 / 2 + TURNS * self.late.longest();
-        assert!(took < most, "{}: {what} took {took:?}, and {most:?} at most was expected", self.context);
+        assert!(took < DEADLINE * 3 / 2, "{}: {what} took {took:?}", self.context);
         self.seen.longest = self.seen.longest.max(took);
         self.seen.calls += 1;
         let error = match answer {
@@ -244,7 +218,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-fn work<'a>(mut asking: Asking<'a>, number: usize, mut random: Random, progress: &Progress) -> Asking<'a> {
+fn work(mut asking: Asking, number: usize, mut random: Random, progress: &Progress) -> Asking {
     let _ends = Ends(progress);
     while !progress.ended.load(Ordering::Relaxed) {
         asking.some(&mut random);
@@ -254,7 +228,7 @@ fn work<'a>(mut asking: Asking<'a>, number: usize, mut random: Random, progress:
 }
 
 /// One schedule.
-fn schedule(seed: u64, late: &Late) -> Seen {
+fn schedule(seed: u64) -> Seen {
     let mut random = Random::with(seed);
     let context = format!("KVIK_SEED={seed}");
     let folder = Folder::new(&format!("schedule-{seed}"));
@@ -262,11 +236,11 @@ fn schedule(seed: u64, late: &Late) -> Seen {
     let mut cluster = Members::start(&folder.0, 3 + random.below(2) as usize, &mut random);
     let lists: Vec<PathBuf> = (0..CLIENTS).map(|client| folder.0.join(format!("list-{client}"))).collect();
     lists.iter().for_each(|list| write_list(list, &cluster.addresses()));
-    let mut clients: Vec<Asking<'_>> =
-        lists.iter().map(|list| Asking::new(&context, late, list.clone(), &mut random)).collect();
+    let mut clients: Vec<Asking> =
+        lists.iter().map(|list| Asking::new(&context, list.clone(), &mut random)).collect();
     let progress = Progress { rounds: Mutex::new(vec![0; clients.len()]), ..Progress::default() };
     let mut told = Vec::new();
-    let clients: Vec<Asking<'_>> = std::thread::scope(|scope| {
+    let clients: Vec<Asking> = std::thread::scope(|scope| {
         let threads: Vec<_> = clients
             .drain(..)
             .enumerate()
@@ -300,32 +274,25 @@ fn schedule(seed: u64, late: &Late) -> Seen {
 fn no_schedule_of_members_gives_wrong_blocks_or_keeps_anybody() {
     let count = std::env::var("KVIK_STORE_SCHEDULES").map_or(SCHEDULES, |count| count.parse().unwrap());
     let first = Random::new().next();
-    let (next, seen, late) = (AtomicU64::new(0), Mutex::new(Seen::default()), Late::default());
-    let some = || loop {
-        let number = next.fetch_add(1, Ordering::Relaxed);
-        if number >= count {
-            break;
-        }
-        let one = schedule(first.wrapping_add(number), &late);
-        seen.lock().unwrap().and(&one);
-    };
+    let (next, seen) = (AtomicU64::new(0), Mutex::new(Seen::default()));
     std::thread::scope(|scope| {
-        scope.spawn(|| late.watch());
-        let threads: Vec<_> = (0..AT_ONCE.min(count)).map(|_| scope.spawn(some)).collect();
-        let ended: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
-        late.ended.store(true, Ordering::Relaxed);
-        assert!(ended.iter().all(Result::is_ok), "a schedule has failed");
+        for _ in 0..AT_ONCE.min(count) {
+            scope.spawn(|| {
+                loop {
+                    let number = next.fetch_add(1, Ordering::Relaxed);
+                    if number >= count {
+                        break;
+                    }
+                    let one = schedule(first.wrapping_add(number));
+                    seen.lock().unwrap().and(&one);
+                }
+            });
+        }
     });
     let seen = seen.into_inner().unwrap();
     println!(
-        "{count} schedules: {} calls, {} of {} blocks found, 0 wrong, longest {:?} of a deadline of {DEADLINE:?} (a thread \
-         was late by {:?}), {:?}",
-        seen.calls,
-        seen.found,
-        seen.asked,
-        seen.longest,
-        late.longest(),
-        seen.errors
+        "{count} schedules: {} calls, {} of {} blocks found, 0 wrong, longest {:?} of a deadline of {DEADLINE:?} {:?}",
+        seen.calls, seen.found, seen.asked, seen.longest, seen.errors
     );
     assert!(seen.found > 0 && seen.found < seen.asked, "nothing was at stake");
 }

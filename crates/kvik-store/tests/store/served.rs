@@ -1,10 +1,11 @@
 //! A store behind an engine of its own: what its clients see when it does not answer.
 
 use crate::rig::*;
+use crate::watch;
 use kvik_core::Code;
 use kvik_engine::{Config, Engine};
 use kvik_store::{Client, Server, StoreOptions};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 #[test]
 fn a_store_that_stops_answering_costs_one_deadline() {
@@ -21,7 +22,7 @@ fn a_store_that_stops_answering_costs_one_deadline() {
     server.stop();
     let deadline = Duration::from_millis(500);
     let ask = || {
-        let begun = Instant::now();
+        let begun = watch::start();
         let answer = space.get(&all, &pages.set(&[0, 1, 2]), Some(deadline)).and_then(|get| get.wait());
         (answer.unwrap_err().code, begun.elapsed())
     };

@@ -4,6 +4,7 @@ use crate::many::{self, Member};
 use crate::meddled::*;
 use crate::rig::*;
 use crate::tracer::{CHANGES, Fate};
+use crate::watch;
 use kvik_core::Code;
 use kvik_store::{Ack, Chain};
 use rustix::process::Signal;
@@ -35,7 +36,7 @@ fn through_a_stop(asking: &Asking, dir: &Path, stop: impl FnOnce(), go_on: impl 
         asking.durable(number).unwrap();
     }
     stop();
-    let began = Instant::now();
+    let began = watch::start();
     let late = asking.put(&prompt(100), Ack::Durable, SHORT).expect_err("the disk has stopped");
     println!("{:?} after {:?}", late, began.elapsed());
     assert!(began.elapsed() < 2 * SHORT, "it took {:?}", began.elapsed());

@@ -1,9 +1,10 @@
 //! What all servers of a store hold: of those that answer, and by one deadline.
 
 use crate::many::{Asking, Member, addresses, prompt};
+use crate::watch;
 use kvik_core::Code;
 use kvik_store::{Chain, LogOptions, Looked, ServerSurvey, StoreOptions, Survey, SurveyOptions};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 fn survey(asking: &Asking, copies: Option<usize>) -> Survey {
     asking.client.survey(&SurveyOptions { copies, ..SurveyOptions::default() }).unwrap()
@@ -82,7 +83,7 @@ fn who_does_not_answer_costs_one_deadline_and_no_other_servers_blocks() {
     silent.sort_by_key(|member| member.address());
     silent.truncate(2);
     silent.iter().for_each(|member| member.server.stop());
-    let (deadline, began) = (Duration::from_secs(4), Instant::now());
+    let (deadline, began) = (Duration::from_secs(4), watch::start());
     let options = SurveyOptions { copies: Some(2), deadline, ..SurveyOptions::default() };
     let told = asking.client.survey(&options).unwrap();
     println!("it took {:?}", began.elapsed());
