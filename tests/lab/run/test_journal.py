@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvik_lab.errors import LabError
-from kvik_lab.records import Key, Place, RunRecord, Times, dump
+from kvik_lab.records import Key, Place, RunRecord, Times, dump, mend
 from kvik_lab.records.schema import Outcome
-from kvik_lab.run.journal import Journal, is_running, mend
+from kvik_lab.run.journal import Journal, is_running
 
 ASKING = """
 import sys
