@@ -11,6 +11,7 @@ import click
 from kvik_lab.errors import LabError
 from kvik_lab.gates.judge import GATES, judge_study
 from kvik_lab.records import Gate, RunRecord, append, read
+from kvik_lab.run.journal import RUNS, is_running
 
 _PATH = click.Path(path_type=Path)
 FAILED, INVALID = 2, 3
@@ -29,6 +30,8 @@ def gate_command(records: Sequence[Path], chosen: Sequence[Gate], out: Path | No
     Ends with 0, with 3 where a run is invalid, and with 2 where the records cannot be read.
     """
     try:
+        if out is not None and out.name == RUNS and is_running(out.parent):
+            raise LabError(f"{out}: a study that runs writes there; wait for its end, or give another --out")
         judged = judge_study(read(records), chosen or tuple(GATES))
         for record in judged:
             if out is not None:

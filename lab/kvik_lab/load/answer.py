@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ def understand(exchange: Exchange) -> Answer:
             done = True
             break
         _add(answer, when, data)
+    answer.text = _whole(answer.text)
     if answer.error is None and not done:
         answer.error = "the stream ended without [DONE]"
     if answer.error is None and not answer.tokens:
@@ -79,7 +81,7 @@ def _events(pieces: Sequence[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
 def _add(answer: Answer, when: int, data: bytes) -> None:
     try:
         event = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer.error = f"a message of the stream is not JSON: {data[:80]!r}"
         return
     if not isinstance(event, dict):
@@ -93,7 +95,9 @@ def _add(answer: Answer, when: int, data: bytes) -> None:
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
         return
     choice = choices[0]
-    answer.finish_reason = choice.get("finish_reason") or answer.finish_reason
+    reason = choice.get("finish_reason")
+    if isinstance(reason, str) and reason:
+        answer.finish_reason = _whole(reason)
     ids, text = choice.get("token_ids"), _text(choice)
     answer.text += text
     if isinstance(ids, list):
@@ -113,6 +117,12 @@ def _text(choice: dict[str, Any]) -> str:
     return "".join(part for part in parts if isinstance(part, str))
 
 
+def _whole(text: str) -> str:
+    """Text that can be written as UTF-8: halves of a character that came in two messages become it, and a
+    half alone the sign for what is none (U+FFFD)."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _count_usage(answer: Answer, usage: object) -> None:
     if not isinstance(usage, dict):
         return
@@ -122,7 +132,7 @@ def _count_usage(answer: Answer, usage: object) -> None:
         usage.get("completion_tokens"),
         details.get("cached_tokens") if isinstance(details, dict) else None,
     )
-    whole = [one if isinstance(one, int) and one >= 0 else None for one in found]
+    whole = [one if type(one) is int and one >= 0 else None for one in found]
     answer.prompt_tokens, answer.output_tokens, answer.cached_tokens = whole
 
 
@@ -132,7 +142,9 @@ def server_timing(header: str) -> dict[str, float]:
     for match in _TIMING.finditer(header):
         if match.group(2):
             try:
-                found[match.group(1)] = float(match.group(2)) / 1000.0
+                seconds = float(match.group(2)) / 1000.0
             except ValueError:
                 continue
+            if math.isfinite(seconds):
+                found[match.group(1)] = seconds
     return found

@@ -1,6 +1,6 @@
 """Records of runs: their form, their files, and the table for an analysis."""
 
-from kvik_lab.records.files import append, dump, iterate, read, read_load
+from kvik_lab.records.files import append, dump, iterate, mend, read, read_load
 from kvik_lab.records.schema import (
     SCHEMA,
     Client,
@@ -50,6 +50,7 @@ __all__ = [
     "append",
     "dump",
     "iterate",
+    "mend",
     "read",
     "read_load",
 ]

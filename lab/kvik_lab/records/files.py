@@ -23,11 +23,31 @@ def dump(record: RunRecord | LoadResult) -> str:
 
 
 def append(path: Path, record: RunRecord) -> None:
-    """Add a record to a file, and return when it is on the disk."""
+    """Add a record to a file, and return when it is on the disk. Behind half a line it would be no record."""
+    mend(path)
     with path.open("ab") as file:
         file.write(dump(record).encode())
         file.flush()
         os.fsync(file.fileno())
+
+
+def mend(file: Path) -> None:
+    """Take away a last line without its end, which a writer that was killed had begun."""
+    if not file.is_file():
+        return
+    with file.open("r+b") as opened:
+        end = opened.seek(0, os.SEEK_END)
+        keep = end
+        while keep:
+            opened.seek(max(0, keep - 4096))
+            found = opened.read(min(keep, 4096)).rfind(b"\n")
+            if found >= 0:
+                keep = max(0, keep - 4096) + found + 1
+                break
+            keep = max(0, keep - 4096)
+        if keep < end:
+            opened.truncate(keep)
+            os.fsync(opened.fileno())
 
 
 def iterate(path: Path) -> Iterator[RunRecord]:

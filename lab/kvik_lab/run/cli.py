@@ -76,7 +76,8 @@ def run(study: Path, out: Path | None, only: tuple[str, ...], mlflow: str | None
 @_ONLY
 @_MLFLOW
 def resume(study: Path, out: Path | None, only: tuple[str, ...], mlflow: str | None) -> None:
-    """Go on with STUDY where it was interrupted: what is not completed is run, in the order of the plan.
+    """Go on with STUDY where it was interrupted: what is not completed is run, in the order of the plan,
+    and of each start what failed before comes last.
 
     Exit statuses are those of `kvik lab run`.
     """

@@ -187,7 +187,10 @@ def _load(up: Up, run: Planned) -> Seen:
     made = client(run, up.system, node, up.name, base)
     env = {**made.env, "KVIKLAB_STUDY": up.mark}
     role = Role("load", tuple(made.command), LineReady(""), env, node=name, grace=2.0)
-    process = node.launch(role, base.with_suffix(".load.log"))
+    try:
+        process = node.launch(role, base.with_suffix(".load.log"))
+    except ProcessError as gone:  # its connection ended while it was told what to start
+        raise RunError(str(gone), "lost") from gone
     try:
         _wait(up, run, process, made.why)
         return made.read(process.said())

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvik_lab.errors import LabError
-from kvik_lab.records import RunRecord, append, read
+from kvik_lab.records import RunRecord, append, mend, read
 
 RUNS, LOCK, STUDY = "runs.jsonl", "lock", "study.yaml"
 _FLOCK = "hhqqi"  # struct flock of fcntl(2): type, whence, start, length, process
@@ -107,25 +107,6 @@ def _write(path: Path, text: str) -> None:
         raise LabError(
             f"{path}: cannot be written: {error.strerror}; make room, or give another --out"
         ) from error
-
-
-def mend(file: Path) -> None:
-    """Take away a last line without its end, which a writer that was killed had begun."""
-    if not file.exists():
-        return
-    with file.open("r+b") as opened:
-        end = opened.seek(0, os.SEEK_END)
-        keep = end
-        while keep:
-            opened.seek(max(0, keep - 4096))
-            found = opened.read(min(keep, 4096)).rfind(b"\n")
-            if found >= 0:
-                keep = max(0, keep - 4096) + found + 1
-                break
-            keep = max(0, keep - 4096)
-        if keep < end:
-            opened.truncate(keep)
-            os.fsync(opened.fileno())
 
 
 def is_running(folder: Path) -> bool:

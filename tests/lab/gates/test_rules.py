@@ -27,6 +27,7 @@ from kvik_lab.records import (
     append,
     read,
 )
+from kvik_lab.run.journal import Journal
 from tests.lab.gates.scene import finding
 
 COUNT, TOKENS, BLOCK, BYTES = 10, 1000, 16, 2048
@@ -432,3 +433,19 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.output.splitlines()[-1] == "1 valid, 0 suspect, 1 invalid, 1 not completed"
     assert [one.verdict for one in read([out])] == ["valid", "invalid", None]
     assert CliRunner().invoke(gate_command, [str(tmp_path / "none")]).exit_code == 2
+
+
+def test_verdicts_go_into_a_journal_without_harm_to_it(tmp_path: Path) -> None:
+    """Half a line of a writer that was killed is not made longer, and who writes there is not disturbed."""
+    journal = tmp_path / "runs.jsonl"
+    append(journal, record())
+    with journal.open("ab") as file:
+        file.write(b'{"schema":1,"id":"run-')
+    assert CliRunner().invoke(gate_command, [str(journal), "--out", str(journal)]).exit_code == 0
+    assert [one.verdict for one in read([journal])] == ["valid"]
+    before = journal.read_bytes()
+    (tmp_path / "study.yaml").write_text("text")
+    with Journal.opened(tmp_path, "text", resume=True):
+        refused = CliRunner().invoke(gate_command, [str(journal), "--out", str(journal)])
+    assert (refused.exit_code, journal.read_bytes()) == (2, before)
+    assert "a study that runs writes there" in refused.output

@@ -19,11 +19,14 @@ from click.testing import CliRunner
 from kvik_lab import cli
 from kvik_lab.errors import LabError
 from kvik_lab.load import search
-from kvik_lab.load.drive import Driver
+from kvik_lab.load.answer import understand
+from kvik_lab.load.drive import Driver, Planned, Sent
+from kvik_lab.load.http import Exchange
+from kvik_lab.load.prompts import Made
 from kvik_lab.load.run import run
 from kvik_lab.load.spec import parse_spec
 from kvik_lab.load.tokens import ByteText, Content
-from kvik_lab.records import LoadResult, read_load
+from kvik_lab.records import Client, LoadResult, dump, read_load
 from kvik_lab.records.measures import Goals, ttft, ttft_from_send
 from tests.lab.load.stub import MODEL, Stub, stub
 
@@ -55,6 +58,38 @@ async def test_what_is_sent_and_what_is_recorded() -> None:
         assert all(a <= b for a, b in zip(seen, request.tokens, strict=True))
     assert len({tuple(one.body["prompt"][:8]) for one in server.served}) == 8
     assert len({one.prompt_digest for one in result.requests}) == 8
+
+
+@pytest.mark.parametrize(
+    ("message", "error"),
+    [
+        ('{"choices": [{"text": "a\\ud83d"}]}', None),
+        ('{"choices": [{"text": "a", "finish_reason": 5}]}', None),
+        ('{"choices": [{"text": "a", "finish_reason": "\\ud83d"}]}', None),
+        ('{"choices": [{"text": "a"}], "usage": {"prompt_tokens": true}}', None),
+        ("[" * 100_000, "is not JSON"),
+    ],
+)
+def test_whatever_a_server_streams_becomes_a_record(message: str, error: str | None) -> None:
+    """One strange message costs its own request at most, and not the results of the whole load."""
+    stream = f"data: {message}\n\ndata: [DONE]\n\n".encode()
+    timing = {"server-timing": f"route;dur={'9' * 400}, total;dur=2"}
+    exchange = Exchange(sent=1, head=2, status=200, headers=timing, pieces=[(3, stream)], ended=4)
+    driver = cast(Driver, SimpleNamespace(zero=0, _mark="m", _since=float, _tokens=lambda _: 1))
+    planned = Planned(0, "measure", Made((5,), 1), 1, None)
+    request = Driver.record(driver, Sent(planned, 1, exchange))
+    assert (error or "") in (request.error or "")
+    assert request.ok == (error is None)
+    assert request.timing == {"total": 0.002}
+    result = LoadResult(began=1, ended=2, client=Client(driver="builtin"), requests=(request,))
+    assert LoadResult.model_validate_json(dump(result).encode()).requests == (request,)
+
+
+def test_a_character_that_comes_in_two_messages_is_one() -> None:
+    halves = [json.dumps({"choices": [{"text": half}]}) for half in ("\ud83d", "\ude00")]
+    stream = "".join(f"data: {one}\n\n" for one in (*halves, "[DONE]")).encode()
+    answer = understand(Exchange(sent=1, head=2, status=200, pieces=[(3, stream)], ended=4))
+    assert (answer.text, answer.error) == ("\U0001f600", None)
 
 
 async def test_a_seed_gives_the_same_prompts_and_another_one_others() -> None:

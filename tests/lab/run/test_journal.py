@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kvik_lab.errors import LabError
-from kvik_lab.records import Key, Place, RunRecord, Times, dump
+from kvik_lab.records import Key, Place, RunRecord, Times, dump, mend
 from kvik_lab.records.schema import Outcome
-from kvik_lab.run.journal import Journal, is_running, mend
+from kvik_lab.run import control
+from kvik_lab.run.build import Planned, resolve
+from kvik_lab.run.control import Control
+from kvik_lab.run.journal import Journal, is_running
+from kvik_lab.run.slots import plan_slots
+from kvik_lab.study import load_study
+from tests.lab.run.studies import PLAIN, written
 
 ASKING = """
 import sys
@@ -167,3 +176,31 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     ):
         pass
     assert not is_running(out)
+
+
+def test_a_run_that_ends_its_servers_keeps_no_other_from_its_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one of its start does so each time; the second one is run under the servers after that."""
+    study = load_study(written(tmp_path, PLAIN))
+    starts = resolve(study, plan_slots(study))
+    first, second = (run.slot.id for run in starts[0].runs)
+    dead: list[str] = []
+
+    @contextlib.contextmanager
+    def up(_control: Control, _start: object, name: str) -> Iterator[object]:
+        dead.clear()
+        yield SimpleNamespace(name=name, graph=SimpleNamespace(dead=lambda: dead))
+
+    def tried(_up: object, run: Planned, _study: str) -> RunRecord:
+        if run.slot.id == first:
+            dead.append("decode")
+        return record(run.slot.id, "failed" if dead else "completed")
+
+    monkeypatch.setattr(Control, "_up", up)
+    monkeypatch.setattr(control, "execute", tried)
+    with Journal.opened(tmp_path / "out", "text", resume=False) as journal:
+        Control(study, starts, journal, print).run()
+    assert {name: one.outcome for name, one in journal.records.items()} == {
+        first: "failed", second: "completed",
+    }  # fmt: skip

@@ -10,14 +10,19 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from kvik.roles.hosts import CannotError
 from kvik.roles.node import NodeError
 from kvik.roles.role import LineReady, Role
+from kvik_lab.run import execute
+from kvik_lab.run.build import Planned
+from kvik_lab.run.clients import Client
 from kvik_lab.run.remote import Line, RemoteNode, RemoteProcess
-from kvik_lab.run.spec import NodeSpec
+from kvik_lab.run.spec import NodeSpec, RunSpec
 from kvik_lab.run.ssh import ssh_node
 from tests.lab.gates.scene import finding
 from tests.lab.run.sshd import Hosts, ssh_hosts
@@ -158,6 +163,21 @@ def test_a_role_whose_connection_is_gone_ends_quietly(tmp_path: Path) -> None:
     process.beat()
     process.stop()
     assert not process.alive
+
+
+def test_a_host_that_vanishes_as_the_load_is_started_is_lost(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It does not end the study. More is to be written than a pipe holds, and what carries it ends unread."""
+    node = RemoteNode(Line("one", "one", lambda _: ["true"]), "127.0.0.1", sys.executable, None)
+    made = Client(["true"], lambda _: pytest.fail("there is no result"), {"LONG": "x" * (4 << 20)})
+    monkeypatch.setattr(execute, "client", lambda *_: made)
+    spec = RunSpec.model_validate({"driver": "emulator", "roles": {"load": {"node": "one"}}})
+    run = SimpleNamespace(spec=spec, slot=SimpleNamespace(id="r1"))
+    up = SimpleNamespace(nodes={"one": node}, logs=tmp_path, system=None, name="s1", mark="m")
+    with pytest.raises(execute.RunError, match="the connection to one is gone") as caught:
+        execute._load(cast(execute.Up, up), cast(Planned, run))
+    assert caught.value.outcome == "lost"
 
 
 def test_a_machine_without_ssh_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
