@@ -149,7 +149,7 @@ def test_secrets_are_demanded(hosts: Hosts) -> None:
     assert "listening there wants a secret, in KVIK_SECRET" in " ".join(err.replace("│", " ").split())
     with target(left, "v4") as control:
         for secret, said in (
-            (None, "wants a secret (--secret)"),
+            (None, "has a secret: set KVIK_SECRET here"),
             ("another one, as long", "refused the secret"),
         ):
             status, out, _ = run(right, *SHORT, "--target", control, secret=secret)
