@@ -36,7 +36,8 @@ class Report:
     pages: int
     """Pages of the local page set, or parts of pages."""
     transport: str
-    """`"tcp"`, `"local"`, or `"self"` for a ticket of the engine itself."""
+    """`"tcp"`, `"local"`, what the NICs are reached by (`"verbs"`, `"libfabric"`, which `"efa"` is too, or
+    `"plugin"`), or `"self"` for a ticket of the engine itself."""
     mechanism: str
     """How the transport moved the bytes: `"4 channels"`, `"memfd"`, `"process_vm_readv"`, `"cuda_ipc"`,
     `"copy"`."""

@@ -75,6 +75,21 @@ def test_a_command_is_in_the_reference(name: str, command: click.Command) -> Non
             assert parameter.opts[0] in text
 
 
+def test_a_report_names_every_transport() -> None:
+    """Whoever asks for `"nics"` finds what they are called in a report, and which there are to ask for."""
+    source = (ROOT / "crates" / "kvik-transport" / "src" / "transport.rs").read_text(encoding="utf-8")
+    names = re.findall(r'TransportId::\w+ => "(\w+)"', source)
+    assert {"self", "verbs"} <= set(names)
+    text = (ROOT / "python" / "kvik" / "_report.py").read_text(encoding="utf-8")
+    said = text.split("    transport: str\n", 1)[1].split("    mechanism: str\n", 1)[0]
+    assert [name for name in names if f'`"{name}"`' not in said] == []
+    engine = (ROOT / "crates" / "kvik-py" / "src" / "engine.rs").read_text(encoding="utf-8")
+    offered = engine.split("/// nics: ", 1)[1].split("/// nic_library: ", 1)[0]
+    assert [
+        kind for kind in ("verbs", "efa", "libfabric:PROVIDER", "plugin") if f'"{kind}"' not in offered
+    ] == []
+
+
 def test_the_rust_reference_is_in_the_site() -> None:
     """The crates that the page names."""
     for crate in ("kvik_core", "kvik_engine", "kvik_observe", "kvik_proto"):

@@ -146,10 +146,10 @@ def test_secrets_are_demanded(hosts: Hosts) -> None:
     left, right = hosts
     status, _, err = run(left, *SHORT, "--listen", f"{left.v4}:0", secret=None)
     assert status == 2
-    assert "listening there wants --secret" in " ".join(err.replace("│", " ").split())
+    assert "listening there wants a secret, in KVIK_SECRET" in " ".join(err.replace("│", " ").split())
     with target(left, "v4") as control:
         for secret, said in (
-            (None, "wants a secret (--secret)"),
+            (None, "has a secret: set KVIK_SECRET here"),
             ("another one, as long", "refused the secret"),
         ):
             status, out, _ = run(right, *SHORT, "--target", control, secret=secret)

@@ -43,8 +43,8 @@ use pyo3::types::{PyDict, PyType};
 /// memory_cap: bytes, or text such as "256MiB", that kvik may hold for itself; beyond it MemoryCapReached.
 /// window: bytes, or text, that one peer's channels may have in flight to send, so that a peer that takes nothing
 ///     holds no more.
-/// nics: the NICs that move pages one-sidedly ("efa", "libfabric:PROVIDER", "plugin", with ":DEVICE,..." for
-///     some); None for none.
+/// nics: the NICs that move pages one-sidedly ("verbs", "efa", "libfabric:PROVIDER", "plugin", with ":DEVICE,..."
+///     for some); None for none.
 /// nic_library: the file of the library that speaks to them, where the usual places are not meant.
 /// nic_threads: threads that drive the NICs, which are divided evenly among them; no more than there are NICs.
 /// cpus, numa_node: CPU numbers, or a node's number, for kvik's threads; left out they go where the kernel

@@ -32,7 +32,7 @@ from kvik.bench.options import (
 from kvik.bench.pages import Op, Spread
 from kvik.bench.report import print_results, to_json
 from kvik.bench.run import Results, Say, default_transports, execute
-from kvik.bench.target import SECRET_VARIABLE, TargetOptions, listen
+from kvik.bench.target import SECRET_VARIABLE, TargetOptions, engine_secret, listen
 from kvik.bench.writing import writable, write
 
 INTERRUPTED = 130
@@ -270,7 +270,7 @@ def _console(json_file: str | None) -> Console:
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), help="Repeats the page ids of another run.")
 @click.option(
-    "--secret", envvar=SECRET_VARIABLE, help=f"Shared secret of both sides; better in {SECRET_VARIABLE}."
+    "--secret", callback=engine_secret, help=f"Shared secret of both sides; better in {SECRET_VARIABLE}."
 )
 @click.option(
     "--json", "json_file", metavar="FILE", callback=writable,
@@ -298,7 +298,7 @@ def transfer(**given: Any) -> None:
     HOST:PORT is the benchmark's own control connection: over it the initiator gets the ticket for the
     target's engine, which listens beside it (--engine-listen): one port, for all that kvik moves. The plain
     TCP stream of the comparison takes a free port of the same host, which is closed again once its one
-    connection stands. All three must be reachable. Any address but loopback wants --secret.
+    connection stands. All three must be reachable. Any address but loopback wants a secret.
 
     Each row stands beside two limits measured in the same rounds over the same memory: one thread's memcpy of
     the same pages, and one plain TCP stream between the same two processes. A percentile is shown only with

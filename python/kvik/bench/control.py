@@ -158,20 +158,23 @@ def connect(address: str, secret: str | None) -> Connection:
     try:
         sock = socket.create_connection(split_address(address), timeout=HANDSHAKE_SECONDS)
     except OSError as error:
-        raise BenchError(f"no bench target at {address}: {error}") from error
+        raise BenchError(f"peer_unreachable: no bench target at {address}: {error}") from error
     connection = Connection(sock)
     hello = _hello(connection)
     if bool(hello.get("secret")) != (secret is not None):
-        wants = "wants a secret (--secret)" if hello.get("secret") else "was started without a secret"
-        raise BenchError(f"the target at {address} {wants}")
+        if secret is None:
+            has = "has a secret: set KVIK_SECRET here to the same"
+        else:
+            has = "has no secret: set KVIK_SECRET there, or unset it here"
+        raise BenchError(f"secret_required: the target at {address} {has}")
     nonce, other = secrets.token_hex(16), str(hello.get("nonce"))
     proof = _proof(secret, "initiator", other, nonce) if secret is not None else None
     connection.send({"kvik_bench": VERSION, "nonce": nonce, "proof": proof})
     answer = connection.receive(HANDSHAKE_SECONDS)
     if answer is None:
-        raise BenchError(f"the target at {address} refused the secret")
+        raise BenchError(f"secret_mismatch: the target at {address} refused the secret")
     if secret is not None and not hmac.compare_digest(
         str(answer.get("proof")).encode(), _proof(secret, "target", other, nonce).encode()
     ):
-        raise BenchError(f"the target at {address} does not know the secret")
+        raise BenchError(f"secret_mismatch: the target at {address} does not know the secret")
     return connection

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+import click
 import numpy as np
 
 import kvik
@@ -26,6 +27,7 @@ from kvik.bench.errors import BenchError
 from kvik.bench.memory import Memory
 from kvik.bench.pages import PagePlan
 from kvik.bench.stream import StreamTarget
+from kvik.config import engine_arguments
 
 SECRET_VARIABLE = "KVIK_SECRET"  # noqa: S105 - the name of a variable, not a secret
 CLOSE_SECONDS = 5.0
@@ -34,6 +36,15 @@ COUNTED = (
     "kvik_nic_failed_operations_total",
 )  # fmt: skip
 _EXIT_SECONDS = 15.0
+
+
+def engine_secret(_ctx: click.Context, _option: click.Parameter, given: str | None) -> str | None:
+    """The secret that an engine with this argument would have: the control connection demands the same."""
+    try:
+        secret: str | None = engine_arguments({"secret": given})["secret"]
+    except kvik.InvalidArgument as error:
+        raise click.UsageError(str(error)) from error
+    return secret
 
 
 @dataclass(frozen=True)
@@ -211,7 +222,7 @@ def listen(
     if host in ("0.0.0.0", "::"):  # noqa: S104 - refused here, not bound
         raise BenchError("--listen wants an address that the initiator can reach, not a wildcard")
     if not is_loopback(host) and secret is None:
-        raise BenchError(f"{host} is not loopback: listening there wants --secret")
+        raise BenchError(f"{host} is not loopback: listening there wants a secret, in {SECRET_VARIABLE}")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family, backlog=1) as server:
         say(f"{title} on {join_address(host, server.getsockname()[1])}")

@@ -16,7 +16,7 @@ from kvik import TransportName, VerifyName, signals
 from kvik.bench.control import join_address, split_address
 from kvik.bench.errors import BenchError
 from kvik.bench.options import TRANSPORTS, UNITS
-from kvik.bench.target import SECRET_VARIABLE, listen
+from kvik.bench.target import SECRET_VARIABLE, engine_secret, listen
 from kvik.bench.writing import writable, write
 from kvik.trace import file
 from kvik.trace.file import TraceError
@@ -122,7 +122,7 @@ def show(path: Path, as_json: bool) -> None:
     "--json", "json_file", metavar="FILE", callback=writable,
     help="Write the results as JSON; - is standard output.",
 )  # fmt: skip
-@click.option("--secret", envvar=SECRET_VARIABLE, help=f"Of both sides; better in {SECRET_VARIABLE}.")
+@click.option("--secret", callback=engine_secret, help=f"Of both sides; better in {SECRET_VARIABLE}.")
 @click.option("--listen", "listen_on", metavar="HOST:PORT", help="Only be the target, for a --target side.")
 @click.option("--target", metavar="HOST:PORT", help="Use the target that listens there.")
 def replay(
