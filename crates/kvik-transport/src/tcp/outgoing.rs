@@ -96,10 +96,6 @@ enum Step {
 }
 
 impl Outgoing {
-    pub fn is_busy(&self) -> bool {
-        self.chunk.is_some()
-    }
-
     /// Sends chunks of the session that the first of these claims that gives anything gives, until there is nothing
     /// more, the socket is full, or the channel's turn is over.
     pub fn advance(

@@ -324,7 +324,7 @@ fn step(channel: &mut Channel, services: &Services, tools: &mut Tools, claims: &
     if readable {
         channel.incoming.advance(services, channel.session, &mut channel.stream, tools)?;
     }
-    if writable && (!blocked || channel.outgoing.is_busy() || channel.stream.is_behind()) {
+    if writable {
         match channel.outgoing.advance(
             &*services.work,
             channel.session,
@@ -344,3 +344,7 @@ fn step(channel: &mut Channel, services: &Services, tools: &mut Tools, claims: &
     // What came may have to be answered, under TLS.
     Ok(blocked || channel.stream.is_behind())
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/channel.rs"]
+mod tests;

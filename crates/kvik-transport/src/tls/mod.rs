@@ -15,7 +15,7 @@
 mod files;
 mod link;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 pub use files::{Tls, TlsFiles};
 pub use link::{TLS_CONTROL_BYTES, TLS_DATA_BYTES, TlsLink, began_with_tls};

@@ -15,7 +15,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What both sides have: one certificate that is its own authority's.
-fn tls(provider: CryptoProvider) -> Tls {
+pub(crate) fn tls(provider: CryptoProvider) -> Tls {
     let directory =
         std::env::temp_dir().join(format!("kvik-tls-unit-{}-{:p}", std::process::id(), &provider));
     std::fs::create_dir_all(&directory).unwrap();
@@ -34,13 +34,13 @@ fn tls(provider: CryptoProvider) -> Tls {
     tls.unwrap()
 }
 
-struct Side {
-    conn: TcpConn,
-    link: TlsLink,
+pub(crate) struct Side {
+    pub conn: TcpConn,
+    pub link: TlsLink,
 }
 
 /// Two sides whose handshake is over.
-fn pair(tls: &Tls) -> (Side, Side) {
+pub(crate) fn pair(tls: &Tls) -> (Side, Side) {
     let listener = TcpListener::bind("127.0.0.1:0".parse().unwrap(), 1, &TcpOptions::default()).unwrap();
     let at = listener.local_addr().unwrap();
     let conn = TcpConn::connect_within(at, &TcpOptions::default(), PATIENCE).unwrap();
