@@ -215,6 +215,27 @@ def test_an_interrupt_ends_it_and_keeps_what_was_found(tmp_path: Path) -> None:
     assert "It was interrupted." in (tmp_path / "cut.md").read_text()
 
 
+def test_a_reader_that_leaves_ends_no_run(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "--transport", "tcp", "--report", "unread.json", *TINY],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("kvik selftest, seed 7")
+        process.stdout.close()
+        assert process.stderr is not None
+        assert (process.stderr.read(), process.wait(timeout=20)) == ("", 0)
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    assert json.loads((tmp_path / "unread.json").read_text())["state"] == "passed"
+    assert (tmp_path / "unread.md").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

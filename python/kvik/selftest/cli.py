@@ -26,8 +26,15 @@ INTERRUPTED = 130
 
 
 def _say(text: str) -> None:
-    click.echo(text)
-    sys.stdout.flush()
+    try:
+        click.echo(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read the lines has left (`head`; at Ctrl-C `tee`). The report is still made, and nothing more
+        # is said. So Python's documentation of SIGPIPE has it; else the flush at the end would fail again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _asked(given: dict[str, Any]) -> Asked:
