@@ -18,15 +18,17 @@ import numpy as np
 import pytest
 
 import kvik
+from kvik import signals
 from kvik.bench.control import split_address
 from kvik.bench.errors import BenchError, CheckError
 from kvik.bench.pattern import POISON
 from kvik.roles.ports import free_ports
-from kvik.selftest import first, hardware, landing, refusals, report, summary, sweep
+from kvik.selftest import first, hardware, landing, refusals, report, run, summary, sweep
 from kvik.selftest.conformance import conformance, questions
 from kvik.selftest.counts import nic_counts, summed
 from kvik.selftest.ends import cancelled_moving, revoke_gives_back
 from kvik.selftest.grid import IN_FLIGHT, THREADS, cell_for
+from kvik.selftest.here import Heard
 from kvik.selftest.mover import Point, measure
 from kvik.selftest.nics import nics
 from kvik.selftest.other import still_poisoned
@@ -211,6 +213,27 @@ def test_an_interrupt_ends_it_and_keeps_what_was_found(tmp_path: Path) -> None:
     assert document["interrupted"]
     assert [part["state"] for part in document["parts"]] == ["passed"] * 3 + ["failed"]
     assert "It was interrupted." in (tmp_path / "cut.md").read_text()
+
+
+def test_a_reader_that_leaves_ends_no_run(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "--transport", "tcp", "--report", "unread.json", *TINY],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("kvik selftest, seed 7")
+        process.stdout.close()
+        assert process.stderr is not None
+        assert (process.stderr.read(), process.wait(timeout=20)) == ("", 0)
+    finally:
+        process.kill()
+        process.wait(timeout=10)
+    assert json.loads((tmp_path / "unread.json").read_text())["state"] == "passed"
+    assert (tmp_path / "unread.md").exists()
 
 
 @pytest.mark.parametrize(
@@ -410,6 +433,12 @@ def test_every_question_has_its_own_name() -> None:
     assert len(questions(Session(_plan()))) == 13
 
 
+def _bounded(part: Part, work: Callable[[Part], None], limit: float, cut: Callable[[], None]) -> Part:
+    """Run a part that nobody interrupts."""
+    with signals.noted() as interrupt:
+        return bounded(part, work, limit, cut, interrupt)
+
+
 def test_a_part_that_hangs_is_cut() -> None:
     released = threading.Event()
 
@@ -417,10 +446,31 @@ def test_a_part_that_hangs_is_cut() -> None:
         part.data["begun"] = True
         assert released.wait(20)
 
-    part = bounded(Part(1, "a", "a test"), hangs, 0.05, released.set)
+    part = _bounded(Part(1, "a", "a test"), hangs, 0.05, released.set)
     assert part.state == "failed"
     assert part.said == "not done within 0.05 s; it was cut short"
     assert part.data == {"begun": True}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_wakes_no_wait_ends_a_run(
+    monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    released = threading.Event()
+
+    def signalled(_part: Part, _session: Session, _say: Callable[[str], None]) -> None:
+        released.wait(0.2)  # Until the main thread waits: no event says so, and earlier proves less.
+        # It goes on waiting in the kernel, which wakes the thread that gets the signal.
+        signal.pthread_kill(threading.get_ident(), number)
+        assert released.wait(20)
+
+    monkeypatch.setattr(run, "steps", lambda *_: [run.Step("here", "a test", signalled, 10.0)])
+    results = Results(_plan())
+    with signals.noted() as interrupt:
+        run.execute(results, Heard(), _quiet, interrupt)
+    released.set()
+    assert results.interrupted
+    assert [(part.state, part.said) for part in results.parts] == [("failed", "interrupted")]
 
 
 def test_a_peer_that_dies_fails_its_part_and_not_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,12 +480,12 @@ def test_a_peer_that_dies_fails_its_part_and_not_the_next(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(sweep, "measure", killed_first)
     session = Session(_plan())
-    part = bounded(
+    part = _bounded(
         Part(4, "sweep", "a test"), lambda part: sweep.sweep(part, session, _quiet), 20.0, session.cut
     )
     assert part.state == "failed"
     assert "the target ended before it answered" in part.said
-    part = bounded(
+    part = _bounded(
         Part(3, "first", "a test"), lambda part: first.first(part, session, _quiet), 20.0, session.cut
     )
     assert (part.state, list(session.counted)) == ("passed", ["first"])
@@ -445,7 +495,7 @@ def test_a_warm_up_that_is_none_fails_its_part(monkeypatch: pytest.MonkeyPatch) 
     opened = iter([(1, 0.0), (1, 0.0), (2, 3.0), *[(1, 0.0)] * 3])
     monkeypatch.setattr(first, "_opened", lambda _: next(opened))
     session = Session(_plan())
-    part = bounded(
+    part = _bounded(
         Part(3, "first", "a test"), lambda part: first.first(part, session, _quiet), 20.0, session.cut
     )
     failed = [check for check in part.checks if check.state == "failed"]
@@ -460,10 +510,10 @@ def test_an_error_is_the_answer_of_a_check_and_of_a_part() -> None:
     part = Part(1, "a", "a test")
     assert not checked(part, "a check", refused, _quiet)
     assert part.checks[0].said == "grant_expired: too late"
-    part = bounded(part, lambda _: print(refused()), 5.0, lambda: None)
+    part = _bounded(part, lambda _: print(refused()), 5.0, lambda: None)
     assert (part.state, part.said) == ("failed", "grant_expired: too late")
     with pytest.raises(ZeroDivisionError):
-        bounded(part, lambda _: print(1 // 0), 5.0, lambda: None)
+        _bounded(part, lambda _: print(1 // 0), 5.0, lambda: None)
 
 
 def _counts(**changes: float) -> dict[str, float]:

@@ -284,6 +284,8 @@ def test_resolve(tmp_path: Path) -> None:
         ("layers=2,layers=3", "given twice"),
         ("layer=2", "did you mean 'layers'"),
         ("layers=two", "'two'; it is a whole number"),
+        ("x" * 300, "no preset and no file"),
+        (f"layers={'0' * 300}2", "lacks kv_heads, head_size"),
         ("layers=2,kv_heads=2,head_size=576,attention=mla", "with attention 'mla' it is 1"),
         ("layers=2,kv_heads=2,head_size=64,attention=mha", "it is 'gqa' or 'mla'"),
     ):
@@ -291,6 +293,8 @@ def test_resolve(tmp_path: Path) -> None:
             ModelShape.resolve(text)
     with pytest.raises(ShapeError, match="did you mean 'gemma-2b'"):
         ModelShape.preset("gemma2b")
+    with pytest.raises(ShapeError, match="cannot be read: File name too long"):
+        ModelShape.from_config("x" * 300)
 
 
 def test_impossible_splits() -> None:

@@ -70,9 +70,15 @@ def _memory(node: NumaNode) -> Measured:
             ready.abort()  # The others would wait for this one for ever.
 
     threads = [threading.Thread(target=copy, args=item, name="kvik-doctor") for item in enumerate(usable)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
+    started = []
+    try:
+        for thread in threads:
+            thread.start()
+            started.append(thread)
+    except RuntimeError as error:  # The system has no more threads for this process.
+        failed.append(error)
+        ready.abort()
+    for thread in started:
         thread.join()
     if failed:
         return Measured(what, None, f"a thread could not copy: {failed[0]}")

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 import kvik
+from kvik import signals
 from kvik.bench.control import split_address
 from kvik.bench.errors import BenchError
 from kvik.bench.target import listen
@@ -25,8 +26,15 @@ INTERRUPTED = 130
 
 
 def _say(text: str) -> None:
-    click.echo(text)
-    sys.stdout.flush()
+    try:
+        click.echo(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read the lines has left (`head`; at Ctrl-C `tee`). The report is still made, and nothing more
+        # is said. So Python's documentation of SIGPIPE has it; else the flush at the end would fail again.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _asked(given: dict[str, Any]) -> Asked:
@@ -142,9 +150,10 @@ def selftest(**given: Any) -> None:
     except (kvik.KvikError, BenchError, OSError) as error:
         raise click.UsageError(str(error)) from error
     results = Results(plan)
-    _say(f"kvik selftest, seed {plan.asked.seed}\n")
-    execute(results, heard, _say)
-    report.write(results, files)
+    with signals.noted() as interrupt:
+        _say(f"kvik selftest, seed {plan.asked.seed}\n")
+        execute(results, heard, _say, interrupt)
+        report.write(results, files)
     ended = "INTERRUPTED" if results.interrupted else "PASSED" if results.passed else "FAILED"
     _say(f"{ended}; report in {files[0]}, summary in {files[1]}")
     _leave(INTERRUPTED if results.interrupted else 0 if results.passed else 1)

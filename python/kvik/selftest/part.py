@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -84,30 +86,36 @@ def checked(part: Part, name: str, question: Callable[[], str], say: Say) -> boo
     return state == "passed"
 
 
-def bounded(part: Part, work: Callable[[Part], None], limit: float, cut: Callable[[], None]) -> Part:
+def bounded(
+    part: Part, work: Callable[[Part], None], limit: float, cut: Callable[[], None], interrupt: socket.socket
+) -> Part:
     """Run a part for at most `limit` seconds. One that takes longer is `cut`, so that its calls end.
 
     Every call of kvik has a deadline, so this bound is for what must not happen; a thread that even then does
     not end is left behind, and what it had found is not reported.
+
+    `KeyboardInterrupt` as soon as `interrupt` can be read. It is asked, together with the end of the thread:
+    a signal that comes before a wait has begun in the kernel, or to another thread, wakes no join.
     """
     failure: list[BaseException] = []
+    done, told = socket.socketpair()
 
     def run() -> None:
-        try:
-            work(part)
-        except BaseException as error:
-            failure.append(error)
+        with told:  # Closing it says that the part is done.
+            try:
+                work(part)
+            except BaseException as error:
+                failure.append(error)
 
     began = time.monotonic()
     thread = threading.Thread(target=run, name=f"selftest-{part.name}", daemon=True)
     thread.start()
-    thread.join(limit)
-    late = thread.is_alive()
-    if late:
-        cut()
-        thread.join(_GRACE_SECONDS)
-        if thread.is_alive():
-            part = Part(part.number, part.name, part.title)
+    with done:
+        late = not _ended(done, interrupt, limit)
+        if late:
+            cut()
+            if not _ended(done, interrupt, _GRACE_SECONDS):
+                part = Part(part.number, part.name, part.title)
     part.seconds = time.monotonic() - began
     if late:
         part.state, part.said = "failed", f"not done within {limit:g} s; it was cut short"
@@ -117,3 +125,14 @@ def bounded(part: Part, work: Callable[[Part], None], limit: float, cut: Callabl
             raise error
         part.state, part.said = "failed", words(error)
     return part
+
+
+def _ended(done: socket.socket, interrupt: socket.socket, seconds: float) -> bool:
+    """Wait for the end of a part; False where it has not come by then."""
+    either = select.poll()  # select() takes no descriptor above 1023
+    for one in (done, interrupt):
+        either.register(one, select.POLLIN)
+    ready = [descriptor for descriptor, _ in either.poll(seconds * 1e3)]
+    if interrupt.fileno() in ready:
+        raise KeyboardInterrupt
+    return bool(ready)

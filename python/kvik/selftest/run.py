@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -72,8 +73,8 @@ def _bound(step: Step, session: Session, say: Say) -> Callable[[Part], None]:
     return lambda part: step.work(part, session, say)
 
 
-def execute(results: Results, heard: Heard, say: Say) -> None:
-    """Run all parts; results hold what was found until an interrupt."""
+def execute(results: Results, heard: Heard, say: Say, interrupt: socket.socket) -> None:
+    """Run all parts; results hold what was found until `interrupt` can be read."""
     session = Session(results.plan)
 
     def tell(text: str) -> None:
@@ -85,7 +86,7 @@ def execute(results: Results, heard: Heard, say: Say) -> None:
         part = Part(number, step.name, step.title)
         try:
             say(f"part {number}, {step.title}")
-            part = bounded(part, _bound(step, session, tell), step.limit_s, session.cut)
+            part = bounded(part, _bound(step, session, tell), step.limit_s, session.cut, interrupt)
             results.parts.append(part)
             say(part.line)
             say("")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import kvik
@@ -14,6 +13,7 @@ from kvik.shapes.dtypes import ELEMENT_BYTES, canonical_dtype
 from kvik.shapes.errors import ShapeError
 from kvik.shapes.naming import named_fields, no_model
 from kvik.shapes.presets import PRESETS, preset_config
+from kvik.shapes.source import there
 
 Attention: TypeAlias = Literal["gqa", "mla"]
 ConfigSource: TypeAlias = Mapping[str, Any] | str | os.PathLike[str]
@@ -170,7 +170,7 @@ class ModelShape:
         """
         if text in PRESETS:
             return cls.preset(text, dtype=dtype)
-        exists = Path(text).exists()
+        exists = there(text)
         if "=" in text and not exists:
             shape = cls(**named_fields(text, [field.name for field in fields(cls)]))
             return replace(shape, dtype=dtype) if dtype else shape

@@ -75,9 +75,9 @@ def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Section:
     if isinstance(source, Mapping):
         return Section(source, "the given configuration")
     path = Path(source)
-    if path.is_dir():
-        path /= "config.json"
     try:
+        if path.is_dir():
+            path /= "config.json"
         with path.open("rb") as file:
             raw = file.read(LARGEST_FILE + 1)
     except OSError as error:
@@ -91,6 +91,16 @@ def read(source: Mapping[str, Any] | str | os.PathLike[str]) -> Section:
     if not isinstance(values, dict):
         raise ShapeError(f"{path}: not a JSON object")
     return Section(values, str(path))
+
+
+def there(text: str) -> bool:
+    """Whether a text is the path of something, also of what this user may not look at."""
+    try:
+        return Path(text).exists()
+    except PermissionError:
+        return True  # and what reads it says so
+    except OSError:  # longer than a path can be
+        return False
 
 
 def text_section(root: Section) -> Section:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,26 @@ def test_a_thread_that_cannot_copy_keeps_no_other_one_waiting(monkeypatch: pytes
     found = measure._memory(node())
     assert found.gbs is None
     assert "Invalid argument" in found.note
+
+
+def test_a_thread_that_cannot_be_started_leaves_none_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[threading.Thread] = []
+
+    class Last(threading.Thread):
+        def start(self) -> None:
+            if begun:
+                raise RuntimeError("can't start new thread")
+            self.daemon = True  # so that this test fails where it waits for ever, and its process ends
+            begun.append(self)
+            super().start()
+
+    monkeypatch.setattr(threading, "Thread", Last)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    monkeypatch.setattr(measure, "_BUFFER", 4096)
+    found = measure._memory(NumaNode(0, "0-1", None, ()))
+    assert (found.gbs, found.note) == (None, "a thread could not copy: can't start new thread")
+    assert not begun[0].is_alive()
 
 
 def test_memory_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
