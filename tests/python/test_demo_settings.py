@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from kvik.demo import emulator_scene, machine
-from kvik.demo.scene import KvFacts, Ranks, SettingError
+from kvik.demo.scene import KvFacts, Link, Place, Ranks, SettingError, Settings
 from kvik.demo.show import demo
-from kvik.roles.hosts import Rate
+from kvik.roles.hosts import Host, Rate
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,15 @@ def test_what_has_to_come_over() -> None:
     """Whole KV blocks, and none for a prompt of one token."""
     kv = KvFacts(16, 1000, range(1, 10))
     assert [kv.bytes_of(length) for length in (1, 2, 16, 17)] == [0, 1000, 1000, 2000]
+
+
+@pytest.mark.parametrize(("length", "wanted"), [(1, 17), (17, 17), (1000, 1000)])
+def test_the_second_act_has_a_block_to_find(length: int, wanted: int) -> None:
+    """Also of prompts whose KV need not come over."""
+    host = Host("a", "192.0.2.1", "2001:db8::1", -1)
+    settings = Settings((length,), "", Ranks(1, 1), "auto", None)
+    place = Place(Link(Rate.parse("10gbit"), host, host, "a secret"))
+    assert emulator_scene._act_length(settings, place) == wanted
 
 
 @pytest.mark.parametrize(

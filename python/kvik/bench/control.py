@@ -88,7 +88,7 @@ class Connection:
         del self._pending[: end + 1]
         try:
             message = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BenchError("a control line that is not JSON: is the other side kvik bench?") from None
         if not isinstance(message, dict):
             raise BenchError("a control line that is not a JSON object")
@@ -123,9 +123,14 @@ class Connection:
         self.sock.close()
 
 
-def _proof(secret: str, role: str, listener_nonce: str, opener_nonce: str) -> str:
+def _proof(secret: str, role: str, listener_nonce: str, opener_nonce: str) -> bytes:
     text = f"kvik-bench/{VERSION} {role} {listener_nonce} {opener_nonce}"
-    return hmac.new(secret.encode(), text.encode(), "sha256").hexdigest()
+    # A nonce may be any text of JSON, also one that UTF-8 has no bytes for.
+    return hmac.new(secret.encode(), text.encode(errors="replace"), "sha256").hexdigest().encode()
+
+
+def _proves(message: Message, proof: bytes) -> bool:
+    return hmac.compare_digest(str(message.get("proof")).encode(errors="replace"), proof)
 
 
 def _hello(connection: Connection) -> Message:
@@ -144,11 +149,9 @@ def accept(sock: socket.socket, secret: str | None) -> Connection:
     connection.send({"kvik_bench": VERSION, "nonce": nonce, "secret": secret is not None})
     hello = _hello(connection)
     other = str(hello.get("nonce"))
-    if secret is not None and not hmac.compare_digest(
-        str(hello.get("proof")).encode(), _proof(secret, "initiator", nonce, other).encode()
-    ):
+    if secret is not None and not _proves(hello, _proof(secret, "initiator", nonce, other)):
         raise BenchError("an initiator that does not know the secret was refused")
-    proof = _proof(secret, "target", nonce, other) if secret is not None else None
+    proof = _proof(secret, "target", nonce, other).decode() if secret is not None else None
     connection.send({"kvik_bench": VERSION, "proof": proof})
     return connection
 
@@ -157,7 +160,7 @@ def connect(address: str, secret: str | None) -> Connection:
     """The opening side of the handshake."""
     try:
         sock = socket.create_connection(split_address(address), timeout=HANDSHAKE_SECONDS)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # such as a name with two dots in a row
         raise BenchError(f"peer_unreachable: no bench target at {address}: {error}") from error
     connection = Connection(sock)
     hello = _hello(connection)
@@ -168,13 +171,11 @@ def connect(address: str, secret: str | None) -> Connection:
             has = "has no secret: set KVIK_SECRET there, or unset it here"
         raise BenchError(f"secret_required: the target at {address} {has}")
     nonce, other = secrets.token_hex(16), str(hello.get("nonce"))
-    proof = _proof(secret, "initiator", other, nonce) if secret is not None else None
+    proof = _proof(secret, "initiator", other, nonce).decode() if secret is not None else None
     connection.send({"kvik_bench": VERSION, "nonce": nonce, "proof": proof})
     answer = connection.receive(HANDSHAKE_SECONDS)
     if answer is None:
         raise BenchError(f"secret_mismatch: the target at {address} refused the secret")
-    if secret is not None and not hmac.compare_digest(
-        str(answer.get("proof")).encode(), _proof(secret, "target", other, nonce).encode()
-    ):
+    if secret is not None and not _proves(answer, _proof(secret, "target", other, nonce)):
         raise BenchError(f"secret_mismatch: the target at {address} does not know the secret")
     return connection

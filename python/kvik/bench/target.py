@@ -114,7 +114,7 @@ class Target:
             return order(request)
         except kvik.KvikError as error:
             return {"error": f"{error.code}: {error}"}
-        except (BenchError, KeyError, TypeError, ValueError, OSError) as error:
+        except (BenchError, KeyError, TypeError, ValueError, OverflowError, OSError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def close(self) -> None:
@@ -132,6 +132,9 @@ class Target:
 
     def _open(self, request: Message) -> Message:
         self._close(request)
+        # Before the plan, which is as large as the buffer that it is of.
+        if int(request["buffer"]) > self.options.buffer:
+            raise BenchError(f"the initiator counts on more than this target's {self.options.buffer} bytes")
         plan = PagePlan(
             int(request["buffer"]),
             int(request["page_bytes"]),
@@ -139,8 +142,6 @@ class Target:
             request["layout"],
             int(request["seed"]),
         )
-        if int(request["buffer"]) > self.options.buffer:
-            raise BenchError(f"the initiator counts on more than this target's {self.options.buffer} bytes")
         layout = self.memory.layout(plan.page_bytes)
         all_pages = self.memory.pages(layout, np.arange(plan.buffer_pages, dtype=np.uint32))
         expiry = float(request["expiry"])

@@ -147,9 +147,8 @@ def _act_length(settings: Settings, place: Place) -> int:
     """Tokens of the prompt of the second act: the longest, but no more than a few seconds take."""
     length = min(max(settings.lengths), ACT_TOKENS)
     if place.link is not None:
-        kv = facts(settings)
-        seconds = place.link.rate.seconds(kv.bytes_of(length))
-        length = int(length * min(1.0, ACT_LINK_SECONDS / seconds))
+        seconds = place.link.rate.seconds(facts(settings).bytes_of(length))
+        length = int(length * ACT_LINK_SECONDS / max(seconds, ACT_LINK_SECONDS))
     return max(length, PAGE_TOKENS + 1)
 
 

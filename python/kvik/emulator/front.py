@@ -133,7 +133,8 @@ class Front:
         try:
             self.submit(request)
         except UnavailableError as error:
-            if any(not place.lost_for_good for place in self._places):
+            # One that is being started takes it; where all serve, or never will again, nobody comes for it.
+            if any(place.replica is None and not place.lost_for_good for place in self._places):
                 self._homeless.append(request)
             else:
                 _fail(request, str(error))

@@ -73,6 +73,8 @@ def _bind(host: str, port: int) -> socket.socket:
         except OSError:
             listener.close()
             raise
+    except UnicodeError as error:  # such as a name with two dots in a row
+        raise OSError(f"{host}:{port}: {error}") from error
     except OSError as error:
         raise OSError(error.errno, f"{host}:{port}: {error.strerror}") from error
     return listener

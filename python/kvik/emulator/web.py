@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -26,6 +27,7 @@ from kvik.errors import InvalidArgument
 
 LONGEST_BODY = 64 << 20
 _ID = re.compile(r"[^A-Za-z0-9_.:-]")
+_SURROGATE = re.compile(rb"\\u[dD]|\xed")  # where JSON may have one
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -207,14 +209,21 @@ def _body_part(data: bytes, *, more: bool) -> Message:
 
 
 async def _json(http: HttpRequest) -> Any:
-    """The body, whatever its content type says; `ApiError` when it is too long or not JSON."""
+    """The body, whatever its content type says; `ApiError` when it is too long, cut or not JSON."""
     data = bytearray()
-    async for piece in http.stream():
-        data += piece
-        if len(data) > LONGEST_BODY:
-            raise ApiError(413, f"the request body is longer than {LONGEST_BODY} bytes")
     try:
-        return json.loads(data)
+        async for piece in http.stream():
+            data += piece
+            if len(data) > LONGEST_BODY:
+                raise ApiError(413, f"the request body is longer than {LONGEST_BODY} bytes")
+    except ClientDisconnect:
+        raise ApiError(400, "the client has left before its request was whole") from None
+    try:
+        body = json.loads(data)
+        if _SURROGATE.search(data):
+            # Half of a character, which no text of an answer, a digest or a token may have.
+            json.dumps(body, ensure_ascii=False).encode()
+        return body
     except (ValueError, RecursionError) as error:
         raise ApiError(400, f"the request body is not JSON: {error}") from error
 

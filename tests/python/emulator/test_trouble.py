@@ -3,6 +3,7 @@
 import http.client
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -173,6 +174,10 @@ def test_bad_requests(pair: list[HttpServer]) -> None:
     bad: list[tuple[object, int, str]] = [
         (b"{", 400, "not JSON"),
         (b"[" * 100_000, 400, "not JSON"),
+        ({"prompt": "\ud800"}, 400, "not JSON"),
+        (b'{"prompt": "\xed\xa0\x80"}', 400, "not JSON"),
+        ({"prompt": "a", "cache_salt": "\udfff"}, 400, "not JSON"),
+        ({"prompt": "a", "n": "\ud800"}, 400, "not JSON"),
         ([1], 400, "not a JSON object"),
         ({}, 400, "prompt"),
         ({"prompt": []}, 400, "prompt"),
@@ -197,7 +202,17 @@ def test_bad_requests(pair: list[HttpServer]) -> None:
         found, answer = ask(alone.url, "POST", "/v1/completions", body)
         assert (found, answer["error"]["code"]) == (status, status), (body, answer)
         assert part in answer["error"]["message"], (body, answer)
+    # Half a character is none, and both halves are one.
+    assert (
+        ask(alone.url, "POST", "/v1/completions", {"prompt": "\U0001f600 \ud55c", "max_tokens": 1})[0] == 200
+    )
+    with socket.create_connection((alone.host, alone.port), timeout=servers.LIMIT) as leaves:
+        leaves.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+        leaves.shutdown(socket.SHUT_WR)
+        while leaves.recv(1024):
+            pass
     assert ask(alone.url, "POST", "/v1/chat/completions", {"messages": [{}]})[0] == 400
+    assert "Traceback" not in alone.log.read_text()
     assert ask(alone.url, "POST", "/v1/chat/completions", {})[0] == 400
     assert ask(alone.url, "POST", "/fault", {"fault": "slow"})[0] == 404
     assert ask(pair[0].url, "POST", "/fault", {"fault": "slwo"})[0] == 400
@@ -333,6 +348,7 @@ def test_sigterm_drains_and_gives_up(tmp_path: Path) -> None:
         (["--store", "127.0.0.1:1,patience=1"], "there is deadline"),
         (["--kv-memory", "much"], "kv_memory is a number of bytes"),
         (["--host", "192.0.2.1"], "assign requested address"),
+        (["--host", "a..b"], "Error: a..b:0:"),
         (["--listen", "0.0.0.0:0"], "KVIK_SECRET"),
     ],
 )
