@@ -257,6 +257,8 @@ def test_data_that_cannot_carry_a_model_are_refused_by_name() -> None:
         fit(parse_measured("bytes,seconds\n1000,1\n", "one"), MODELS["hockney"])
     with pytest.raises(LabError, match="three levels"):
         find_knee(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
+    with pytest.raises(LabError, match="every value of concurrency is a number above 0"):
+        parse_measured("bytes,seconds,concurrency\n1000,1,0\n", "none at a time")
     with pytest.raises(LabError, match="queue depth"):
         batched_queue(0)
 
