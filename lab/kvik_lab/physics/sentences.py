@@ -197,7 +197,7 @@ def _price(advice: Advice, gap: Gap, workload: Workload) -> list[str]:
         return [text + "; what a saved second costs depends on the requests a second, which are not given."]
     if fast.per_million_tokens is not None and slow.per_million_tokens is not None:
         text += f", {fast.per_million_tokens - slow.per_million_tokens:.4g} for a million tokens"
-    if gap.lo is not None and gap.lo <= 0:
+    if gap.seconds == 0 or (gap.lo is not None and gap.lo <= 0):
         return [text + "; there is no evidence that this saves time."]
     each = more / (3600 * workload.per_second)
     text += f"; a saved second of waiting then costs {each / gap.seconds:.3g}"

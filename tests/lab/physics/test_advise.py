@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from kvik_lab.cli import lab
+from kvik_lab.errors import LabError
 from kvik_lab.physics.advise import Setting, advise, moved, tokens_of
 from kvik_lab.physics.kv import ModelKv
 from kvik_lab.physics.links import parse_links
@@ -150,6 +151,13 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     assert workload.lengths.tolist() == [1000, 1001]
     assert workload.shares.sum() == pytest.approx(1)
     assert workload.output_tokens == 10
+
+
+def test_a_dearer_link_that_saves_nothing_has_no_price_of_a_second() -> None:
+    links = "a=25Gbit@200us,price=2,b=25Gbit@200us,price=1"
+    text = run(*ADVISE, "--links", links, "--rps", "3")
+    assert "a costs 1 an hour more than b" in text
+    assert "there is no evidence that this saves time" in text
 
 
 @pytest.mark.parametrize(
