@@ -153,6 +153,16 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     assert workload.output_tokens == 10
 
 
+def test_a_trace_with_numbers_that_are_none_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"input_length": 1, "output_length": 1}\n{"input_length": Infinity}\n')
+    with pytest.raises(LabError, match="line 2: not a request"):
+        read_trace(path, None)
+    path.write_text('{"input_length": 1, "output_length": NaN}\n')
+    with pytest.raises(LabError, match="an output from 0"):
+        read_trace(path, None)
+
+
 def test_a_dearer_link_that_saves_nothing_has_no_price_of_a_second() -> None:
     links = "a=25Gbit@200us,price=2,b=25Gbit@200us,price=1"
     text = run(*ADVISE, "--links", links, "--rps", "3")
