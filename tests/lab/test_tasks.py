@@ -436,6 +436,13 @@ def test_two_runs_of_one_file_at_a_time_are_refused(runs: Runs) -> None:
         runs.run()
 
 
+def test_a_command_that_puts_off_its_mark_is_ended_at_its_time(runs: Runs) -> None:
+    """Its process is the shell's own, and would be waited for as long as it likes."""
+    runs.write(task("1", "exec env -i sh -c 'sleep 15; echo here > {{OUT}}/late'"))
+    assert runs.run(timeout_s=1.0) == {"1": "timeout"}
+    assert not runs.lines("late")
+
+
 def test_a_damaged_state_is_named_and_reset_goes_on(runs: Runs) -> None:
     runs.write(task("1", "true"))
     runs.run()
