@@ -451,6 +451,8 @@ def test_a_damaged_state_is_named_and_reset_goes_on(runs: Runs) -> None:
     path.write_text("{", encoding="utf-8")
     with pytest.raises(LabError, match="begin anew with --reset"):
         runs.run()
+    with pytest.raises(LabError, match="no state of a task file"):
+        stop_task_file(runs.path, runs.state)  # not: nothing of it runs
     assert runs.run(reset=True) == {"1": "success"}
 
 
