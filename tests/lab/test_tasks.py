@@ -485,6 +485,16 @@ def test_the_commands_exit_statuses(runs: Runs) -> None:
     assert "kind: layered" in result.output
 
 
+def test_a_sweep_of_one_variable_is_a_factor_and_no_pattern_repeats_another(tmp_path: Path) -> None:
+    for tokens in ("1000", "4000", "16000"):
+        text = definition(task("1", "true"), TOKENS=tokens, RESULT=f"results/p{tokens}")
+        (tmp_path / f"p{tokens}.json").write_text(text, encoding="utf-8")
+    plan = import_plan([tmp_path])
+    assert dict(plan.factors) == {"TOKENS": ("1000", "4000", "16000")}
+    assert plan.labels == ("RESULT",)
+    assert not plan.alike
+
+
 def test_the_import_command_prints_the_plan(tmp_path: Path) -> None:
     made = CliRunner().invoke(cli.lab, ["tasks", "export", str(ARTICLE_STUDY), "--out", str(tmp_path)])
     assert made.stdout == f"100 task files in {tmp_path}\n"
