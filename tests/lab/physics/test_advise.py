@@ -15,6 +15,7 @@ from kvik_lab.errors import LabError
 from kvik_lab.physics.advise import Setting, advise, moved, tokens_of
 from kvik_lab.physics.kv import ModelKv
 from kvik_lab.physics.links import parse_links
+from kvik_lab.physics.units import format_seconds
 from kvik_lab.physics.workload import parse_prompts, read_trace
 from tests.lab.physics.simulate import Transport, line
 
@@ -161,6 +162,21 @@ def test_a_trace_with_numbers_that_are_none_is_refused_with_its_line(tmp_path: P
     path.write_text('{"input_length": 1, "output_length": NaN}\n')
     with pytest.raises(LabError, match="an output from 0"):
         read_trace(path, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.9996, "1 s"),
+        (0.9994, "999 ms"),
+        (9.996e-4, "1 ms"),
+        (9.997e-7, "1 us"),
+        (999.7, "1,000 s"),
+        (0, "0 s"),
+    ],
+)
+def test_no_duration_is_printed_as_a_thousand_of_the_unit_below(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
 
 
 def test_a_dearer_link_that_saves_nothing_has_no_price_of_a_second() -> None:
