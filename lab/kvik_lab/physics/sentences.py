@@ -117,7 +117,8 @@ def crossing_in_tokens(found: Crossover, to_tokens: Callable[[float], int | None
     if found.estimates:
         text = f"{', '.join(map(show, found.estimates))} ({percent(found.level)}: {text})"
     if found.none_in_range is not None:
-        text += f"; probability of no crossing among these prompts {probability(found.none_in_range, 3)}"
+        lo, hi = map(show, found.range)
+        text += f"; probability of no crossing from {lo} to {hi}: {probability(found.none_in_range, 3)}"
     return f"{first} and {second}: {text}"
 
 

@@ -179,6 +179,21 @@ def test_no_duration_is_printed_as_a_thousand_of_the_unit_below(seconds: float, 
     assert format_seconds(seconds) == text
 
 
+def test_a_probability_is_of_the_range_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Straight pieces measured far beyond the prompts, that cross where no prompt is."""
+    monkeypatch.chdir(tmp_path)
+    for name, seconds in (("a", (1.0, 2.0, 9.0)), ("b", (3.0, 4.0, 5.0))):
+        means = zip((1, 2, 8), seconds, strict=True)
+        rows = (f"{at}e8,{value * (1 + i / 1e3)}\n" for at, value in means for i in range(6))
+        Path(f"{name}.csv").write_text("bytes,seconds\n" + "".join(rows))
+    asked = ("advise", "qwen2.5-7b", "--links", "a.csv,b.csv", "--prompts")
+    found = json.loads(run(*asked, "1800,3200", "--json"))["crossings"][0]
+    assert found["method"] == "interpolate"
+    assert found["range"] == [1808 * 57_344, 3200 * 57_344]
+    assert found["none_in_range"] > 0.99
+    assert "no crossing from 1,808 tokens to 3,200 tokens: over 0.999" in run(*asked, "1800,3200")
+
+
 def test_a_dearer_link_that_saves_nothing_has_no_price_of_a_second() -> None:
     links = "a=25Gbit@200us,price=2,b=25Gbit@200us,price=1"
     text = run(*ADVISE, "--links", links, "--rps", "3")
