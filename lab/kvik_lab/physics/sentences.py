@@ -176,7 +176,7 @@ def _overall(advice: Advice, gap: Gap) -> str:
     much = _gap_text(gap, advice.level)
     text = f"Over the whole workload {gap.faster} hands over {much} faster than {gap.slower}"
     if gap.probability is None:
-        return text + ", by the stated rates."
+        return text + " a request; nothing is known of the error of that."
     if gap.lo is not None and gap.lo <= 0:
         return (
             text + f": insufficient evidence (probability that it is faster {probability(gap.probability)})."

@@ -194,6 +194,17 @@ def test_a_probability_is_of_the_range_that_it_names(tmp_path: Path, monkeypatch
     assert "no crossing from 1,808 tokens to 3,200 tokens: over 0.999" in run(*asked, "1800,3200")
 
 
+def test_means_without_errors_are_not_called_stated_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(f"{name}.csv").write_text(f"bytes,mean_seconds\n1e6,0.0{len(name)}\n1e9,0.{ord(name)}\n")
+    text = run(*ADVISE, "--links", "a.csv,b.csv")
+    assert "stated" not in text
+    assert "faster than b a request; nothing is known of the error of that" in text
+
+
 def test_a_dearer_link_that_saves_nothing_has_no_price_of_a_second() -> None:
     links = "a=25Gbit@200us,price=2,b=25Gbit@200us,price=1"
     text = run(*ADVISE, "--links", links, "--rps", "3")
