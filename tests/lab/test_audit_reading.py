@@ -121,3 +121,10 @@ def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
         audit_files([bad])
     with pytest.raises(LabError, match="give the path"):
         audit_files([tmp_path / "absent.md"])
+
+
+@pytest.mark.parametrize("cell", ["1e999", "1e-400", "9" * 400])
+def test_a_number_that_no_arithmetic_survives_is_none(cell: str) -> None:
+    rows = f"| a | 120.0 | 90.0 | -25.0% |\n| b | 200.0 | 170.0 | -15.0% |\n| c | {cell} | 50.0 | -60.0% |"
+    head = "| run | before (ms) | after (ms) | change |\n|---|---|---|---|"
+    assert not audit_text(f"{head}\n{rows}\n\nOf {cell}.\n").findings

@@ -436,6 +436,13 @@ def test_two_runs_of_one_file_at_a_time_are_refused(runs: Runs) -> None:
         runs.run()
 
 
+def test_a_command_that_puts_off_its_mark_is_ended_at_its_time(runs: Runs) -> None:
+    """Its process is the shell's own, and would be waited for as long as it likes."""
+    runs.write(task("1", "exec env -i sh -c 'sleep 15; echo here > {{OUT}}/late'"))
+    assert runs.run(timeout_s=1.0) == {"1": "timeout"}
+    assert not runs.lines("late")
+
+
 def test_a_damaged_state_is_named_and_reset_goes_on(runs: Runs) -> None:
     runs.write(task("1", "true"))
     runs.run()
@@ -444,6 +451,8 @@ def test_a_damaged_state_is_named_and_reset_goes_on(runs: Runs) -> None:
     path.write_text("{", encoding="utf-8")
     with pytest.raises(LabError, match="begin anew with --reset"):
         runs.run()
+    with pytest.raises(LabError, match="no state of a task file"):
+        stop_task_file(runs.path, runs.state)  # not: nothing of it runs
     assert runs.run(reset=True) == {"1": "success"}
 
 
@@ -474,6 +483,16 @@ def test_the_commands_exit_statuses(runs: Runs) -> None:
     result = CliRunner().invoke(cli.lab, ["tasks", "export", small, "--out", str(runs.folder)])
     assert result.exit_code == 2
     assert "kind: layered" in result.output
+
+
+def test_a_sweep_of_one_variable_is_a_factor_and_no_pattern_repeats_another(tmp_path: Path) -> None:
+    for tokens in ("1000", "4000", "16000"):
+        text = definition(task("1", "true"), TOKENS=tokens, RESULT=f"results/p{tokens}")
+        (tmp_path / f"p{tokens}.json").write_text(text, encoding="utf-8")
+    plan = import_plan([tmp_path])
+    assert dict(plan.factors) == {"TOKENS": ("1000", "4000", "16000")}
+    assert plan.labels == ("RESULT",)
+    assert not plan.alike
 
 
 def test_the_import_command_prints_the_plan(tmp_path: Path) -> None:

@@ -113,6 +113,8 @@ def plain(text: str) -> str:
     return re.sub(r"[ \t\u3000\xa0]+", " ", text).strip().strip("*").strip()
 
 
+# no table's number, and none that arithmetic on it would survive
+_MONSTER = re.compile(r"[\d,.]{60}|[eE][+-]?0*[1-9]\d\d")
 _START = re.compile(r"[\d↓↑~≈≒約约±<>≤≥+\-$¥€]")
 
 
@@ -141,7 +143,7 @@ def _at(text: str, start: int) -> Quantity | None:
     if clock is not None:
         return _clock(clock, "m")
     match = _QUANTITY.match(text, start)
-    return None if match is None else _quantity(match)
+    return None if match is None or _MONSTER.search(match[0]) else _quantity(match)
 
 
 def _clock(match: re.Match[str], style: str) -> Quantity:

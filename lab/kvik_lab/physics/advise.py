@@ -228,7 +228,12 @@ def _overall(links: tuple[Link, ...], workload: Workload, sizes: Floats, level: 
 def _cross(first: Link, second: Link, sizes: Floats, level: float) -> Crossover:
     method: Method = "line" if first.curve.method == second.curve.method == "line" else "interpolate"
     lo, hi = float(sizes.min()), float(sizes.max())
-    within = (lo, hi) if lo < hi and method == "line" else None
+    if method == "interpolate":  # which says nothing beyond what both have measured
+        lo, hi = (
+            max(lo, first.curve.knots[0], second.curve.knots[0]),
+            min(hi, first.curve.knots[-1], second.curve.knots[-1]),
+        )
+    within = (float(lo), float(hi)) if lo < hi else None
     return crossover_of_curves(first.curve, second.curve, method=method, level=level, within=within)
 
 

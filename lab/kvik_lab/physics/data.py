@@ -39,8 +39,8 @@ class Samples:
     concurrency: Floats | None = None
 
     def __post_init__(self) -> None:
-        for label, column in (("size", self.size), ("seconds", self.seconds), ("blocks", self.blocks)):
-            if column is None:
+        for label in ("size", "seconds", "blocks", "concurrency"):
+            if (column := getattr(self, label)) is None:
                 continue
             if column.shape != self.seconds.shape or column.size == 0:
                 raise LabError(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from scipy import optimize, special
 
 from kvik_lab.errors import LabError
@@ -75,10 +76,11 @@ def fit(data: Samples | Summary, model: Model, *, level: float = 0.95, score: bo
     freedom = count - size
     scatter = float(np.sqrt(np.sum(residual**2) / freedom)) if freedom else 0.0
     notes: list[str] = []
-    starts = data.start if isinstance(data, Samples) else None
-    if starts is not None and len(set(starts.tolist())) > 1:
-        parameters = _of_starts(model, at, seconds, starts, level, best)
-        notes.append(f"intervals are of {len(set(starts.tolist()))} server starts, each fitted by itself")
+    starts = starts_of(data)
+    if starts is not None:
+        rows = each_start(model, data, starts)
+        parameters = _of_starts(model, rows, level)
+        notes.append(f"intervals are of {len(rows)} server starts, each fitted by itself")
     elif freedom < 1:
         parameters = tuple(
             Parameter(name, float(value), None, None, False)
@@ -94,7 +96,7 @@ def fit(data: Samples | Summary, model: Model, *, level: float = 0.95, score: bo
         scatter,
         count,
         _aicc(residual, size) if score else None,
-        _left_out(model, at, seconds) if score else None,
+        _left_out(model, at, seconds, np.unique(_cells(data), axis=0)) if score else None,
         tuple(notes),
     )
 
@@ -105,12 +107,13 @@ def rank(data: Samples | Summary, queue: float | None = None) -> tuple[Fit, ...]
     By AICc (Hurvich and Tsai, Biometrika 76:297, 1989), which needs measurements to spare; models without
     come last, by what they miss at left-out sizes.
     """
-    fits = []
-    for model in applicable(data, queue):
-        if data.seconds.size >= len(model.parameters):
-            fits.append(fit(data, model))
+    most = _most(data)
+    fits = [fit(data, model) for model in applicable(data, queue) if most >= len(model.parameters)]
     if not fits:
-        raise LabError(f"{data.name}: too few measurements for any model; two sizes at least")
+        raise LabError(
+            f"{data.name}: too few measurements for any model; two sizes at least, in each start where "
+            "starts are given"
+        )
     far = float("inf")
     return tuple(
         sorted(
@@ -240,25 +243,55 @@ def _edge(excess: Any, index: int, inside: float, outside: float) -> float:
     return float(found)
 
 
-def _of_starts(
-    model: Model, at: Inputs, seconds: Floats, starts: Any, level: float, best: Floats
-) -> tuple[Parameter, ...]:
-    """Student's interval of the starts' own parameters, cut at 0."""
+def starts_of(data: Samples | Summary) -> npt.NDArray[np.str_] | None:
+    """Which start each measurement belongs to; None where that is not known, or there is one only."""
+    starts = data.start if isinstance(data, Samples) else None
+    return starts if starts is not None and np.unique(starts).size > 1 else None
+
+
+def each_start(model: Model, data: Samples | Summary, starts: npt.NDArray[np.str_]) -> Floats:
+    """Every start's own parameters, a row each. Raises `LabError` where a start cannot give them."""
+    at, cells = inputs(data), _cells(data)
     rows = []
-    for start in sorted(set(starts.tolist())):
+    for start in np.unique(starts):
         here = starts == start
+        if (own := np.unique(cells[here], axis=0).shape[0]) < len(model.parameters):
+            raise LabError(
+                f"{data.name}: start {str(start)!r} has measured {own} different transfers, and {model.name} "
+                f"has {len(model.parameters)} parameters; leave out that start, or take a simpler model"
+            )
         part = Inputs(at.size[here], at.blocks[here], at.concurrency[here])
-        if here.sum() < best.size:
-            raise LabError(f"start {start!r} has fewer measurements than {model.name} has parameters")
-        rows.append(_solve(model, part, seconds[here]))
-    values = np.array(rows)
-    count = values.shape[0]
-    half = float(special.stdtrit(count - 1, 0.5 + level / 2)) * values.std(axis=0, ddof=1) / np.sqrt(count)
-    centre = values.mean(axis=0)
+        rows.append(_solve(model, part, data.seconds[here]))
+    return np.array(rows)
+
+
+def half_width(rows: Floats, level: float) -> Floats:
+    """Of Student's interval for the mean of the starts, a row each."""
+    count = rows.shape[0]
+    critical = float(special.stdtrit(count - 1, 0.5 + level / 2))
+    return np.asarray(critical * rows.std(axis=0, ddof=1) / np.sqrt(count))
+
+
+def _of_starts(model: Model, rows: Floats, level: float) -> tuple[Parameter, ...]:
+    """Student's interval of the starts' own parameters, cut at 0."""
     return tuple(
-        Parameter(name, float(c), max(0.0, float(c - h)), float(c + h), bool(c > h or c > 0))
-        for name, c, h in zip(model.parameters, centre, half, strict=True)
+        Parameter(name, float(c), max(0.0, float(c - h)), float(c + h), bool(c > 0))
+        for name, c, h in zip(model.parameters, rows.mean(axis=0), half_width(rows, level), strict=True)
     )
+
+
+def _cells(data: Samples | Summary) -> Floats:
+    """Of each measurement the bytes, blocks and concurrency: equal where it repeats another one."""
+    at = inputs(data)
+    return np.column_stack([at.size, at.blocks, at.concurrency])
+
+
+def _most(data: Samples | Summary) -> int:
+    """How many parameters the data can give: where starts are known, those that every start can."""
+    starts, cells = starts_of(data), _cells(data)
+    if starts is None:
+        return data.seconds.size
+    return min(len(np.unique(cells[starts == start], axis=0)) for start in np.unique(starts))
 
 
 def _aicc(residual: Floats, size: int) -> float | None:
@@ -269,9 +302,8 @@ def _aicc(residual: Floats, size: int) -> float | None:
     return float(count * np.log(mean) + 2 * free + 2 * free * (free + 1) / (count - free - 1))
 
 
-def _left_out(model: Model, at: Inputs, seconds: Floats) -> float | None:
+def _left_out(model: Model, at: Inputs, seconds: Floats, cells: Floats) -> float | None:
     """Fit without each size (bytes, blocks and concurrency together) and predict it."""
-    cells = np.unique(np.column_stack([at.size, at.blocks, at.concurrency]), axis=0)
     if cells.shape[0] < max(3, len(model.parameters) + 1):
         return None
     errors = []

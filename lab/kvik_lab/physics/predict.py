@@ -8,7 +8,7 @@ import numpy as np
 
 from kvik_lab.errors import LabError
 from kvik_lab.physics.data import Floats, Samples, Summary
-from kvik_lab.physics.fit import Fit, resolve
+from kvik_lab.physics.fit import Fit, each_start, half_width, resolve, starts_of
 from kvik_lab.physics.models import Inputs, inputs
 
 
@@ -36,8 +36,9 @@ def predict(
 ) -> tuple[Prediction, ...]:
     """Predict the mean at each entry of `at`.
 
-    The interval is a bootstrap of residuals (of starts, where they are known): the model is refitted to
-    `draws` data sets that it could have given, with residuals scaled up by sqrt(n / (n - p)).
+    Where starts are known, the interval is Student's over what each start by itself predicts. Else it is a
+    bootstrap of residuals: the model is refitted to `draws` data sets that it could have given, with
+    residuals scaled up by sqrt(n / (n - p)).
     """
     if at.size.size == 0 or not (
         (at.size > 0).all() and (at.blocks > 0).all() and (at.concurrency >= 1).all()
@@ -45,12 +46,10 @@ def predict(
         raise LabError("bytes and blocks of a prediction are numbers above 0, concurrency a number from 1")
     centre = fitted.predict(at)
     beyond = _beyond(inputs(data), at)
-    spread = _spread(data, fitted, at, draws, np.random.default_rng(seed))
+    ends = _ends(data, fitted, at, level, draws, seed)
     out = []
     for index, seconds in enumerate(centre):
-        lo = hi = None
-        if spread is not None:
-            lo, hi = (float(v) for v in np.quantile(spread[:, index], [0.5 - level / 2, 0.5 + level / 2]))
+        lo, hi = (None, None) if ends is None else (float(ends[0][index]), float(ends[1][index]))
         out.append(Prediction(float(seconds), lo, hi, float(beyond[index])))
     return tuple(out)
 
@@ -62,9 +61,14 @@ def _beyond(seen: Inputs, at: Inputs) -> Floats:
     return out
 
 
-def _spread(
-    data: Samples | Summary, fitted: Fit, at: Inputs, draws: int, rng: np.random.Generator
-) -> Floats | None:
+def _ends(
+    data: Samples | Summary, fitted: Fit, at: Inputs, level: float, draws: int, seed: int
+) -> tuple[Floats, Floats] | None:
+    centre = fitted.predict(at)
+    if (starts := starts_of(data)) is not None:
+        each = each_start(fitted.model, data, starts)
+        half = half_width(np.array([fitted.model.predict(one, at) for one in each]), level)
+        return np.maximum(centre - half, 0.0), centre + half
     count, size = data.seconds.size, len(fitted.parameters)
     if count - size < 1:
         return None
@@ -72,18 +76,10 @@ def _spread(
     fit_seconds = fitted.predict(have)
     residual = np.log(data.seconds) - np.log(fit_seconds)
     residual = (residual - residual.mean()) * np.sqrt(count / (count - size))
-    starts = data.start if isinstance(data, Samples) else None
-    groups = (
-        None if starts is None else [np.flatnonzero(starts == name) for name in sorted(set(starts.tolist()))]
-    )
+    rng = np.random.default_rng(seed)
     rows = []
     for _ in range(draws):
-        if groups is None:
-            again = fit_seconds * np.exp(rng.choice(residual, count))
-            values = resolve(fitted.model, have, again, fitted.values)
-        else:
-            chosen = np.concatenate([groups[pick] for pick in rng.integers(0, len(groups), len(groups))])
-            part = Inputs(have.size[chosen], have.blocks[chosen], have.concurrency[chosen])
-            values = resolve(fitted.model, part, data.seconds[chosen], fitted.values)
-        rows.append(fitted.model.predict(values, at))
-    return np.array(rows)
+        again = fit_seconds * np.exp(rng.choice(residual, count))
+        rows.append(fitted.model.predict(resolve(fitted.model, have, again, fitted.values), at))
+    lo, hi = np.quantile(np.array(rows), [0.5 - level / 2, 0.5 + level / 2], axis=0)
+    return lo, hi

@@ -117,7 +117,8 @@ def crossing_in_tokens(found: Crossover, to_tokens: Callable[[float], int | None
     if found.estimates:
         text = f"{', '.join(map(show, found.estimates))} ({percent(found.level)}: {text})"
     if found.none_in_range is not None:
-        text += f"; probability of no crossing among these prompts {probability(found.none_in_range, 3)}"
+        lo, hi = map(show, found.range)
+        text += f"; probability of no crossing from {lo} to {hi}: {probability(found.none_in_range, 3)}"
     return f"{first} and {second}: {text}"
 
 
@@ -175,7 +176,7 @@ def _overall(advice: Advice, gap: Gap) -> str:
     much = _gap_text(gap, advice.level)
     text = f"Over the whole workload {gap.faster} hands over {much} faster than {gap.slower}"
     if gap.probability is None:
-        return text + ", by the stated rates."
+        return text + " a request; nothing is known of the error of that."
     if gap.lo is not None and gap.lo <= 0:
         return (
             text + f": insufficient evidence (probability that it is faster {probability(gap.probability)})."
@@ -197,7 +198,7 @@ def _price(advice: Advice, gap: Gap, workload: Workload) -> list[str]:
         return [text + "; what a saved second costs depends on the requests a second, which are not given."]
     if fast.per_million_tokens is not None and slow.per_million_tokens is not None:
         text += f", {fast.per_million_tokens - slow.per_million_tokens:.4g} for a million tokens"
-    if gap.lo is not None and gap.lo <= 0:
+    if gap.seconds == 0 or (gap.lo is not None and gap.lo <= 0):
         return [text + "; there is no evidence that this saves time."]
     each = more / (3600 * workload.per_second)
     text += f"; a saved second of waiting then costs {each / gap.seconds:.3g}"

@@ -82,9 +82,9 @@ def format_seconds(seconds: float) -> str:
     """A duration with three figures and the unit that keeps it readable."""
     size = abs(seconds)
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if size >= scale:
+        if size >= 0.9995 * scale:  # what three figures round up to it: 0.9996 s is 1 s, and not 1e+03 ms
             return (
-                f"{seconds / scale:.3g} {unit}" if size < 1000 * scale else f"{seconds / scale:,.0f} {unit}"
+                f"{seconds / scale:.3g} {unit}" if size < 999.5 * scale else f"{seconds / scale:,.0f} {unit}"
             )
     return "0 s" if seconds == 0 else f"{seconds / 1e-9:.3g} ns"
 

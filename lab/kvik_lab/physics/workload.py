@@ -80,12 +80,14 @@ def read_trace(path: str | Path, per_second: float | None) -> Workload:
             prompts.append(int(row["input_length"]))
             outputs.append(float(row["output_length"]))
             stamps.append(float(row.get("timestamp", 0)))
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ArithmeticError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise LabError(
                 f"{file}, line {number}: not a request with input_length and output_length ({error})"
             ) from error
-    if not prompts or min(prompts) < 1:
-        raise LabError(f"{file}: a trace has requests, each with a prompt of at least one token")
+    if not prompts or min(prompts) < 1 or not all(0 <= tokens < math.inf for tokens in outputs):
+        raise LabError(
+            f"{file}: a trace has requests, each with a prompt of at least one token and an output from 0"
+        )
     lengths, count = np.unique(np.array(prompts, dtype=np.float64), return_counts=True)
     shown = np.unique(np.quantile(prompts, QUANTILES, method="nearest").astype(int))
     span = (max(stamps) - min(stamps)) / 1000

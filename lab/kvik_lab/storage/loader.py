@@ -70,9 +70,10 @@ def mount(storage: dict[str, str], folder: str) -> None:
 def found_mount(path: Path) -> dict[str, str]:
     """The mount that a path is on: its folder, file system, and the options that hold."""
     best: dict[str, str] = {"folder": "", "type": "", "options": ""}
+    path = path.resolve()  # a link may lead to another file system, as those of a model cache do
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
-        folder = left.split()[4].encode().decode("unicode_escape")
+        folder = left.split()[4].encode().decode("unicode_escape").encode("latin-1").decode()
         kind, _, options = [*right.split(), "", "", ""][:3]
         inside = folder == "/" or str(path) == folder or str(path).startswith(f"{folder}/")
         if inside and len(folder) >= len(best["folder"]):
@@ -190,9 +191,10 @@ def measured(storage: dict[str, str], load: dict[str, Any]) -> dict[str, Any]:
     """Mount, load as often as asked, and unmount."""
     with mounted(storage) as root:
         path = root / load["path"].lstrip("/")
-        if not path.is_file():
+        if not path.is_file() or not path.stat().st_size:
             raise LoadError(
-                f"{load['path']}: is no file there; put the model's file there, or mend load.path"
+                f"{load['path']}: is no file there, or an empty one; put the model's file there, "
+                "or mend load.path"
             )
         place = found_mount(path)
         memory = memoryview(bytearray(load["bytes"]))

@@ -29,7 +29,7 @@ class ImportedFile:
 @dataclass(frozen=True)
 class ImportedPlan:
     """What task files vary. `constants` have one value in all files that have them; `by_part` has those with
-    one value a part, `labels` those that have another in each pattern and only name it, `factors` all others.
+    one value a part, `labels` those that name the pattern in each file, `factors` all others.
 
     `alone` are consumers whose pattern has no other file; `alike` are patterns whose levels are those of an
     earlier one, which is named.
@@ -71,9 +71,12 @@ def import_plan(places: Iterable[str | os.PathLike[str]]) -> ImportedPlan:
 
 def _sorted_out(read: list[tuple[Path, str, TaskFile]]) -> ImportedPlan:
     values: dict[str, dict[str, list[str]]] = {}
-    for _, part, file in read:
+    measured: set[str] = set()  # what has a value that does not name its pattern
+    for path, part, file in read:
         for name, value in file.variables.items():
             values.setdefault(name, {}).setdefault(part, []).append(value)
+            if _pattern(path) not in value or _NUMBER.fullmatch(value):
+                measured.add(name)
     constants: dict[str, str] = {}
     by_part: dict[str, dict[str, str]] = {}
     labels: list[str] = []
@@ -84,18 +87,21 @@ def _sorted_out(read: list[tuple[Path, str, TaskFile]]) -> ImportedPlan:
             constants[name] = different.pop()
         elif all(len(set(many)) == 1 for many in parts.values()):
             by_part[name] = {part: many[0] for part, many in parts.items()}
-        elif len(read) > 2 and all(len(set(many)) == len(many) for many in parts.values()):
+        elif name not in measured and all(len(set(many)) == len(many) for many in parts.values()):
             labels.append(name)
         else:
             factors[name] = tuple(sorted(different, key=_rank))
     kept = {*factors, *labels}
     files = tuple(
-        ImportedFile(path, path.stem.removesuffix(CONSUMER), part, _only(file.variables, kept))
-        for path, part, file in read
+        ImportedFile(path, _pattern(path), part, _only(file.variables, kept)) for path, part, file in read
     )
     main = {one.pattern for one in files if one.part == "main"}
     alone = tuple(one.pattern for one in files if one.part == "consumer" and one.pattern not in main)
     return ImportedPlan(files, constants, by_part, tuple(labels), factors, alone, _alike(files, factors))
+
+
+def _pattern(path: Path) -> str:
+    return path.stem.removesuffix(CONSUMER)
 
 
 def _part(path: Path) -> str:

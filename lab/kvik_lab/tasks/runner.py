@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import time
@@ -66,17 +67,21 @@ def run_task_file(
     place = state_path(chosen.state, file.digest)
     with locked(place):
         if chosen.reset:
-            _end_all(place, file, say)
+            with contextlib.suppress(LabError):  # a damaged state does not say what it started
+                _end_all(load_state(place, file.name), say)
             place.unlink(missing_ok=True)
         return _Run(Path(path), file, chosen, load_state(place, file.name), say).run()
 
 
 def stop_task_file(path: str | os.PathLike[str], state: Path | None = None) -> dict[str, list[int]]:
-    """End the processes that a file's tasks left running; (the groups that were ended, by task)."""
+    """End the processes that a file's tasks left running; (the groups that were ended, by task).
+
+    Raises `LabError` for a damaged state: what runs is then not known.
+    """
     file = read_task_file(path)
     place = state_path(state, file.digest)
     with locked(place):
-        return _end_all(place, file, lambda _: None)
+        return _end_all(load_state(place, file.name), lambda _: None)
 
 
 def dry_run(file: TaskFile) -> str:
@@ -90,11 +95,7 @@ def dry_run(file: TaskFile) -> str:
     return "\n".join(lines)
 
 
-def _end_all(place: Path, file: TaskFile, say: Callable[[str], None]) -> dict[str, list[int]]:
-    try:
-        state = load_state(place, file.name)
-    except LabError:
-        return {}
+def _end_all(state: State, say: Callable[[str], None]) -> dict[str, list[int]]:
     ended: dict[str, list[int]] = {}
     for name, record in state.tasks.items():
         for mark in record.marks:

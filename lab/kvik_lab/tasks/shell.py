@@ -73,6 +73,8 @@ def run_command(command: str, shell: Shell, log: Path, timeout_s: float | None, 
 def _end(process: subprocess.Popen[bytes] | None, mark: str) -> None:
     end_marked(mark)
     if process is not None:
+        if process.poll() is None:  # it has put off its mark (`exec env -i ...`); a child keeps its number
+            os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 

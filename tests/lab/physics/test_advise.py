@@ -11,9 +11,11 @@ import pytest
 from click.testing import CliRunner
 
 from kvik_lab.cli import lab
+from kvik_lab.errors import LabError
 from kvik_lab.physics.advise import Setting, advise, moved, tokens_of
 from kvik_lab.physics.kv import ModelKv
 from kvik_lab.physics.links import parse_links
+from kvik_lab.physics.units import format_seconds
 from kvik_lab.physics.workload import parse_prompts, read_trace
 from tests.lab.physics.simulate import Transport, line
 
@@ -150,6 +152,64 @@ def test_a_trace_is_a_workload(tmp_path: Path) -> None:
     assert workload.lengths.tolist() == [1000, 1001]
     assert workload.shares.sum() == pytest.approx(1)
     assert workload.output_tokens == 10
+
+
+def test_a_trace_with_numbers_that_are_none_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    path.write_text('{"input_length": 1, "output_length": 1}\n{"input_length": Infinity}\n')
+    with pytest.raises(LabError, match="line 2: not a request"):
+        read_trace(path, None)
+    path.write_text('{"input_length": 1, "output_length": NaN}\n')
+    with pytest.raises(LabError, match="an output from 0"):
+        read_trace(path, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.9996, "1 s"),
+        (0.9994, "999 ms"),
+        (9.996e-4, "1 ms"),
+        (9.997e-7, "1 us"),
+        (999.7, "1,000 s"),
+        (0, "0 s"),
+    ],
+)
+def test_no_duration_is_printed_as_a_thousand_of_the_unit_below(seconds: float, text: str) -> None:
+    assert format_seconds(seconds) == text
+
+
+def test_a_probability_is_of_the_range_that_it_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Straight pieces measured far beyond the prompts, that cross where no prompt is."""
+    monkeypatch.chdir(tmp_path)
+    for name, seconds in (("a", (1.0, 2.0, 9.0)), ("b", (3.0, 4.0, 5.0))):
+        means = zip((1, 2, 8), seconds, strict=True)
+        rows = (f"{at}e8,{value * (1 + i / 1e3)}\n" for at, value in means for i in range(6))
+        Path(f"{name}.csv").write_text("bytes,seconds\n" + "".join(rows))
+    asked = ("advise", "qwen2.5-7b", "--links", "a.csv,b.csv", "--prompts")
+    found = json.loads(run(*asked, "1800,3200", "--json"))["crossings"][0]
+    assert found["method"] == "interpolate"
+    assert found["range"] == [1808 * 57_344, 3200 * 57_344]
+    assert found["none_in_range"] > 0.99
+    assert "no crossing from 1,808 tokens to 3,200 tokens: over 0.999" in run(*asked, "1800,3200")
+
+
+def test_means_without_errors_are_not_called_stated_rates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        Path(f"{name}.csv").write_text(f"bytes,mean_seconds\n1e6,0.0{len(name)}\n1e9,0.{ord(name)}\n")
+    text = run(*ADVISE, "--links", "a.csv,b.csv")
+    assert "stated" not in text
+    assert "faster than b a request; nothing is known of the error of that" in text
+
+
+def test_a_dearer_link_that_saves_nothing_has_no_price_of_a_second() -> None:
+    links = "a=25Gbit@200us,price=2,b=25Gbit@200us,price=1"
+    text = run(*ADVISE, "--links", links, "--rps", "3")
+    assert "a costs 1 an hour more than b" in text
+    assert "there is no evidence that this saves time" in text
 
 
 @pytest.mark.parametrize(

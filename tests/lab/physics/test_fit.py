@@ -21,7 +21,7 @@ from tests.lab.physics.published import (
     block_sweep,
     long_prefill,
 )
-from tests.lab.physics.simulate import FULL, Floats
+from tests.lab.physics.simulate import FULL, Floats, Transport, line
 
 
 def named(fitted: Fit, name: str) -> Parameter:
@@ -210,6 +210,36 @@ def test_a_prediction_covers_the_truth_and_says_how_far_it_reaches() -> None:
     assert outside.beyond == pytest.approx(10)
 
 
+def test_a_prediction_from_starts_covers_as_often_as_it_says() -> None:
+    at, runs, hits = Inputs(np.array([3e7]), np.ones(1), np.ones(1)), 120, 0
+    rng = np.random.default_rng(11)
+    transport = Transport(line(1e-3, 1e9), 0.02, start=0.05)
+    for _ in range(runs):
+        data = transport.measure(rng, np.array([1e7, 1e8]), 2, starts=3)
+        (found,) = predict(data, fit(data, MODELS["hockney"], score=False), at)
+        assert found.lo is not None
+        assert found.hi is not None
+        hits += found.lo <= 1e-3 + 3e7 / 1e9 <= found.hi
+    assert hits / runs > 0.9
+
+
+def test_one_start_says_nothing_of_other_starts_and_is_no_certainty() -> None:
+    data = Transport(line(1e-3, 1e9), 0.02).measure(np.random.default_rng(5), np.array([1e7, 1e8]), 4)
+    named_once = Samples("one", "bytes", data.size, data.seconds, start=np.full(8, "s1"))
+    fitted = fit(data, MODELS["hockney"], score=False)
+    at = Inputs(np.array([5e7]), np.ones(1), np.ones(1))
+    assert predict(named_once, fitted, at) == predict(data, fitted, at)
+
+
+def test_starts_that_measured_too_little_each_are_named_and_not_fitted() -> None:
+    rows = "".join(f"{at}e7,{at * (1 + i / 100)},{at}\n" for at in (1, 2, 4, 8) for i in range(4))
+    data = parse_measured(f"bytes,seconds,start\n{rows}", "nested")
+    with pytest.raises(LabError, match="start '1' has measured 1 different transfers, and hockney has 2"):
+        fit(data, MODELS["hockney"])
+    with pytest.raises(LabError, match="two sizes at least, in each start"):
+        rank(data)
+
+
 def test_transfers_at_a_time_share_the_rate() -> None:
     rng = np.random.default_rng(7)
     size, concurrency = (grid.ravel() for grid in np.meshgrid([1e7, 1e8, 1e9], np.repeat([1.0, 2, 4, 8], 2)))
@@ -227,6 +257,8 @@ def test_data_that_cannot_carry_a_model_are_refused_by_name() -> None:
         fit(parse_measured("bytes,seconds\n1000,1\n", "one"), MODELS["hockney"])
     with pytest.raises(LabError, match="three levels"):
         find_knee(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
+    with pytest.raises(LabError, match="every value of concurrency is a number above 0"):
+        parse_measured("bytes,seconds,concurrency\n1000,1,0\n", "none at a time")
     with pytest.raises(LabError, match="queue depth"):
         batched_queue(0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import tempfile
 from collections.abc import Iterator
@@ -130,6 +131,23 @@ def test_what_is_cold_and_what_is_not(places: tuple[Path, Path]) -> None:
     loader.evict(places[0])
     if loader.found_mount(places[0])["type"] != "tmpfs":
         assert loader.resident(places[0]) == 0.0
+
+
+def test_the_mount_of_a_file_is_found_through_links_and_in_any_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "model").symlink_to("/proc/self/status")
+    assert loader.found_mount(tmp_path / "model")["type"] == "proc"
+    told = f"1 2 0:3 / / rw - ext4 /dev/a rw\n2 3 0:4 / {tmp_path}/モデル\\040é rw - nfs4 server:/ rw\n"
+    monkeypatch.setattr(Path, "read_text", lambda _: told)
+    assert loader.found_mount(tmp_path / "モデル é" / "file")["type"] == "nfs4"
+
+
+def test_an_empty_file_is_refused_with_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").touch()
+    load = {"path": f"{tmp_path}/empty", "bytes": 1, "loads": 1, "warmup": 0, "by": "read", "request": 4096}
+    assert loader.main([json.dumps({"storage": {"type": "none"}, "load": load})]) == 1
+    assert "is no file there, or an empty one; put the model's file there" in capsys.readouterr().err
 
 
 def test_the_ready_study() -> None:
