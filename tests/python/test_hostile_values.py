@@ -151,6 +151,8 @@ def test_answers_of_an_engine_are_read_or_refused() -> None:
         "uptime_s": 1.5,
     }
     assert isinstance(Question._about(json.dumps(said).encode(), 7), About)
+    with pytest.raises(StatError, match="no id"):
+        Question._about(json.dumps(said | {"engine": "", "name": ""}).encode(), 7)
     for _ in range(ROUNDS):
         message = json.dumps(spoil(said, die)).encode()
         if die.random() < 0.3:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# A module's tests in a file of their own.
+_TESTS_APART = re.compile(r'(?:#\[path = "(.+)"\]\n)?mod tests;')
 PATCHES = sorted((ROOT / "tests" / "mutants").glob("*.patch"))
 
 
@@ -47,6 +49,9 @@ def test_a_mutant_applies_and_names_tests_that_are_there(patch: Path) -> None:
             file_of = own if own.exists() else file_of
         if file_of.exists():
             text = file_of.read_text()
+            if target == "lib" and (apart := _TESTS_APART.search(text)):
+                there = file_of.parent / apart[1] if apart[1] else file_of.with_suffix("") / "tests.rs"
+                text = there.read_text()
         else:
             # A line of a table of transports, whose checks are functions of the files beside it.
             assert re.search(rf"^    {modules[0]}: Kind", (home / "main.rs").read_text(), re.MULTILINE), test

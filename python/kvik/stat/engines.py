@@ -132,8 +132,11 @@ class Question:
             raise StatError(f"it does not speak {PROTOCOL}: use the kvik command of its version")
         if "error" in told:
             raise StatError(str(told["error"]))
+        engine = str(told["engine"])
+        if not engine:
+            raise ValueError("its engine has no id")
         return About(
-            engine=str(told["engine"]),
+            engine=engine,
             name=str(told["name"]),
             # As seen from here; its own number where its process is not visible from here.
             pid=pid or int(told["pid"]),
