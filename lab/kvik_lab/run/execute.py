@@ -29,6 +29,8 @@ from kvik_lab.run.spec import RunSpec
 OWN = "kvik_lab_own_cpu_seconds_total"
 FACTS = ("machine", "kernel", "cpu", "cores_usable", "memory_bytes", "gpus")  # those that a result depends on
 
+Sources = dict[str, Counters]  # by who told them: a server's page of metrics, its engines, or the load
+
 
 @dataclass(frozen=True)
 class Up:
@@ -60,7 +62,7 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
     """Run it; what goes wrong is in the record. `KeyboardInterrupt` passes."""
     began, zero, cpu = time.time_ns(), 0, _own_cpu()
     before: dict[str, Look] = {}
-    counters: list[dict[str, Counters]] = [{}, {}]
+    counters: list[dict[str, Sources]] = [{}, {}]
     result: LoadResult | None = None
     own: tuple[RoleRecord, ...] = ()
     after: dict[str, Look] = {}
@@ -71,7 +73,7 @@ def execute(up: Up, run: Planned, study: str) -> RunRecord:
         result, own, zero = seen.result, seen.roles, seen.result.zero
         after, counters[1] = _look(up)
         for at in (0, 1):
-            counters[at] |= {name: both[at] for name, both in seen.counters.items()}
+            counters[at] |= {name: {"load": both[at]} for name, both in seen.counters.items()}
         if dead := up.graph.dead():
             raise RunError(f"{', '.join(dead)} ended during the run\n{up.graph.tail(dead[0])}")
     except RunError as failed:
@@ -139,7 +141,7 @@ def used_nodes(system: System, spec: RunSpec) -> list[str]:
     return sorted({part.role.node for part in system.parts} | {client_node(spec)})
 
 
-def _look(up: Up) -> tuple[dict[str, Look], dict[str, Counters]]:
+def _look(up: Up) -> tuple[dict[str, Look], dict[str, Sources]]:
     """Every node and every server that has counters."""
     looks = {name: Look.at(up.nodes[name], up.mark) for name in used_nodes(up.system, up.planned.spec)}
     far: dict[str, Counters] = {}
@@ -148,33 +150,48 @@ def _look(up: Up) -> tuple[dict[str, Look], dict[str, Counters]]:
         if isinstance(node, RemoteNode):
             far |= node.engine_counters(up.mark)
     counted = {part.role.name: _counted(up, part) for part in up.system.parts}
-    return looks, {name: found | far.get(name, {}) for name, found in counted.items()}
+    for part in up.system.parts:
+        if isinstance(up.nodes[part.role.node], RemoteNode):
+            counted[part.role.name]["engines"] = far.get(part.role.name, {})
+    return looks, counted
 
 
-def _counted(up: Up, part: Part) -> Counters:
-    """What a server counts, and the engines of its processes where they are on this machine. Nothing
-    where it does not tell: a gate that needs it says so."""
+def _counted(up: Up, part: Part) -> Sources:
+    """What a server counts, and the engines of its processes where they are on this machine. One that does
+    not tell is left out: a gate that needs it says so."""
     node = up.nodes[part.role.node]
-    found: Counters = {}
+    found: Sources = {}
     with node.inside():
         if part.url is not None and part.url.startswith("http"):
             with contextlib.suppress(LabError):
-                found |= scrape(part.url)
+                found["server"] = scrape(part.url)
         if isinstance(node, LocalNode):
             with contextlib.suppress(LabError, ProcessError):
-                found |= engine_counters(up.graph.processes[part.role.name].pid)
+                found["engines"] = engine_counters(up.graph.processes[part.role.name].pid)
     return found
 
 
-def _roles(up: Up, before: Mapping[str, Counters], after: Mapping[str, Counters]) -> list[RoleRecord]:
+def told_twice(before: Sources, after: Sources) -> tuple[Counters, Counters]:
+    """What was counted before a run and after it, by who told both times. What is told after the run only
+    would else have grown by all that its server has done since its start."""
+    first: Counters = {}
+    second: Counters = {}
+    for source in before.keys() & after.keys():
+        first |= before[source]
+        second |= after[source]
+    return first, second
+
+
+def _roles(up: Up, before: Mapping[str, Sources], after: Mapping[str, Sources]) -> list[RoleRecord]:
     found = []
     for part in up.system.parts:
         name = part.role.name
+        counted = told_twice(before.get(name, {}), after.get(name, {}))
         found.append(
             RoleRecord(
                 name=name, kind=part.kind, node=part.role.node, start=up.name, url=part.url,
                 ready_seconds=up.ready.get(name), settings=dict(part.settings),
-                before=before.get(name, {}), after=after.get(name, {}), log=f"{up.logs.name}/{name}.log",
+                before=counted[0], after=counted[1], log=f"{up.logs.name}/{name}.log",
             )
         )  # fmt: skip
     return found

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvik_lab.run.execute import told_twice
 from tests.lab.gates.scene import finding
 from tests.lab.run.studies import PLAIN, SMALL, finish, processes, records, run, start, wait_for, written
 
@@ -218,3 +219,10 @@ def test_what_cannot_be_run(tmp_path: Path) -> None:
     assert "there is no such role in mode disaggregated" in said
     status, said = run("run", tmp_path / "none.yaml", tmp_path / "out")
     assert (status, "cannot be read" in said) == (2, True)
+
+
+def test_what_a_server_tells_only_after_a_run_is_not_what_it_did_in_it() -> None:
+    """Its page could not be read before: by that, all that it had done since its start were of this run."""
+    before = {"engines": {"read": 1.0}}
+    after = {"server": {"loaded": 9.0}, "engines": {"read": 3.0, "written": 2.0}}
+    assert told_twice(before, after) == ({"read": 1.0}, {"read": 3.0, "written": 2.0})
