@@ -114,6 +114,16 @@ def test_separated_values(mark: str) -> None:
     ]
 
 
+def test_a_cell_of_any_length_is_text_or_refused() -> None:
+    """Python's csv takes none above 128 KiB: as a table it is refused by name. In a page it may be a picture,
+    and takes no time: it would be hours if each letter of it were tried as the beginning of a name."""
+    long = "x" * 200_000
+    with pytest.raises(LabError, match="this is no table"):
+        audit_text(f"a,b\n1,{long}\n", "long.csv", kind="csv")
+    audit_text(f"{long}\n\n| a | b |\n|---|---|\n| 1 | 2 |\n", "page.md")
+    audit_text(f"{long}\n{long}\n", "text")
+
+
 def test_what_is_no_text_is_refused(tmp_path: Path) -> None:
     bad = tmp_path / "bad.csv"
     bad.write_bytes(b"\xff\xfe\x00a")

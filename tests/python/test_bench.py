@@ -296,7 +296,16 @@ def test_rates_cpu_and_ratios() -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(2.5, "2.5 s"), (0.0123, "12.3 ms"), (98.76e-6, "98.8 us"), (5e-9, "5 ns")]
+    ("seconds", "text"),
+    [
+        (2.5, "2.5 s"),
+        (0.0123, "12.3 ms"),
+        (98.76e-6, "98.8 us"),
+        (5e-9, "5 ns"),
+        (0.9997, "1 s"),
+        (999.7, "1000 s"),
+        (1234.5, "1234 s"),
+    ],
 )
 def test_durations_have_a_unit_that_fits(seconds: float, text: str) -> None:
     assert seconds_text(seconds) == text

@@ -14,7 +14,10 @@ from kvik_lab.audit.series import View
 
 _NAME = r"[A-Za-z][A-Za-z_]*"
 _CAP = re.compile(
-    rf"(?P<names>{_NAME}(?:\s*[×x*]\s+{_NAME})+)\s*(?P<mark><=|≤|<|at most|(?:must|may|can) not exceed"
+    # From the beginning of a word only: else one of a hundred thousand letters, such as a picture in a page,
+    # is tried from each of them.
+    rf"(?<![A-Za-z_])(?P<names>{_NAME}(?:\s*[×x*]\s+{_NAME}){{1,7}})\s*"
+    r"(?P<mark><=|≤|<|at most|(?:must|may|can) not exceed"
     r"|no more than|up to|under|below|is capped at)?\s*(?P<most>\d.*)"
 )
 _BINDS = re.compile(r"\b(keep|as long as|must|cap|limit|at most|so)\b", re.IGNORECASE)

@@ -91,10 +91,10 @@ _QUANTITY = re.compile(
     r"(?P<after>\s?(?:以内|以下|以上|未満|未满)|\+(?!\d))?\s?(?P<late>[↓↑▲▼⬆⬇])?",
 )
 _CLOCK = re.compile(
-    r"(?P<sign>[+-])?(?:(?P<h>\d+)\s?(?:h|時間|小时)\s?)?(?P<m>\d+)\s?(?:min|m|分)\s?"
+    r"(?P<sign>[+-])?(?:(?P<h>\d{1,9})\s?(?:h|時間|小时)\s?)?(?P<m>\d{1,9})\s?(?:min|m|分)\s?"
     r"(?P<s>\d{1,2}(?:\.\d+)?)\s?(?:sec|s|秒)(?![A-Za-z])"
 )
-_COLON = re.compile(r"(?P<sign>[+-])?(?:(?P<h>\d+):)?(?P<m>\d{1,2}):(?P<s>\d{2}(?:\.\d+)?)$")
+_COLON = re.compile(r"(?P<sign>[+-])?(?:(?P<h>\d{1,9}):)?(?P<m>\d{1,2}):(?P<s>\d{2}(?:\.\d+)?)$")
 # what accounts print for a negative number: (27)%, ($1,200)
 _LOSS = re.compile(rf"^\(([$¥€])({_NUMBER})()\)$|^\(()({_NUMBER})\)(\s?%)$")
 _MISSING = {"", "-", "--", "—", "–", "n/a", "na", "nan", "none", "null", "tbd", "?", "*", "無", "无", "なし"}

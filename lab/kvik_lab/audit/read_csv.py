@@ -16,7 +16,10 @@ def delimiter(lines: list[str]) -> str | None:
     """The delimiter that cuts all lines into the same number of cells, two or more; or None."""
     lines = [line for line in lines if line.strip() and not line.startswith("#")]
     for mark in _DELIMITERS:
-        widths = {len(row) for row in csv.reader(lines, delimiter=mark)}
+        try:
+            widths = {len(row) for row in csv.reader(lines, delimiter=mark)}
+        except csv.Error:  # such as a cell of more than 128 KiB
+            continue
         if len(lines) > 1 and len(widths) == 1 and widths.pop() > 1:
             return mark
     return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import Literal
 
@@ -18,10 +19,13 @@ def read(text: str, name: str, kind: Kind = "auto") -> Document:
     """A text as a document; with kind "auto" its form is found from its content."""
     if "\0" in text:
         raise LabError(f"{name}: this is not text: save the table as Markdown, HTML or CSV")
-    known = _guess(text) if kind == "auto" else kind
-    if known == "html":
-        return read_html(text, name)
-    return read_csv(text, name) if known == "csv" else read_markdown(text, name)
+    try:
+        known = _guess(text) if kind == "auto" else kind
+        if known == "html":
+            return read_html(text, name)
+        return read_csv(text, name) if known == "csv" else read_markdown(text, name)
+    except csv.Error as error:  # such as a cell of more than 128 KiB
+        raise LabError(f"{name}: this is no table: {error}") from error
 
 
 def _guess(text: str) -> Kind:

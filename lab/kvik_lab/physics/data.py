@@ -109,7 +109,10 @@ def read_measured(path: str | Path, name: str | None = None) -> Measured:
 def parse_measured(text: str, name: str, origin: str = "the given table") -> Measured:
     """As `read_measured`, from text."""
     lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
-    rows = list(csv.reader(io.StringIO("\n".join(lines)), skipinitialspace=True))
+    try:
+        rows = list(csv.reader(io.StringIO("\n".join(lines)), skipinitialspace=True))
+    except csv.Error as error:  # such as a cell of more than 128 KiB
+        raise LabError(f"{origin}: this is no table: {error}") from error
     if len(rows) < 2:
         raise LabError(f"{origin}: no data; a header such as bytes,seconds and a line for each measurement")
     header = [cell.strip().lower() for cell in rows[0]]

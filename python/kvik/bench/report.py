@@ -20,9 +20,11 @@ FORMAT = "kvik-bench-transfer/1"
 def seconds_text(seconds: float) -> str:
     """A duration with three significant digits and a unit that fits."""
     for scale, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "us")):
-        if seconds >= scale:
+        if seconds >= 0.9995 * scale:  # what three digits round up to it: 0.9997 s is 1 s, and not 1e+03 ms
             return (
-                f"{seconds / scale:.3g} {unit}" if seconds < 1000 * scale else f"{seconds / scale:.0f} {unit}"
+                f"{seconds / scale:.3g} {unit}"
+                if seconds < 999.5 * scale
+                else f"{seconds / scale:.0f} {unit}"
             )
     return f"{seconds * 1e9:.0f} ns"
 

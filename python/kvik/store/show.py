@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from kvik.bench.report import seconds_text
 from kvik.store.figures import Figures, Period, Times, Traffic
 
 WIDTH = 100
@@ -108,7 +109,12 @@ def _latency(figures: Figures) -> Table:
     for op, title in _OPS.items():
         for tier, ever in figures.since_start.latency.get(op, {}).items():
             now = figures.interval.latency.get(op, {}).get(tier)
-            cells = (f"{title}, {tier}", *_pair(now, _time), *_pair(ever, _time), f"{ever.count:,}")
+            cells = (
+                f"{title}, {tier}",
+                *_pair(now, seconds_text),
+                *_pair(ever, seconds_text),
+                f"{ever.count:,}",
+            )
             table.add_row(*map(Text, cells))
     return table
 
@@ -181,13 +187,6 @@ def _ages(times: Times | None) -> str:
     if times is None:
         return "none yet"
     return f"p50 {times.p50:,.0f} s, p99 {times.p99:,.0f} s of {times.count:,} blocks"
-
-
-def _time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"
 
 
 def size(count: int) -> str:

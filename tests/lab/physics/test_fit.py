@@ -259,6 +259,8 @@ def test_data_that_cannot_carry_a_model_are_refused_by_name() -> None:
         find_knee(np.array([1.0, 2.0]), np.array([1.0, 2.0]))
     with pytest.raises(LabError, match="every value of concurrency is a number above 0"):
         parse_measured("bytes,seconds,concurrency\n1000,1,0\n", "none at a time")
+    with pytest.raises(LabError, match="this is no table"):
+        parse_measured(f"bytes,seconds\n1000,{'1' * 200_000}\n", "a cell too long")
     with pytest.raises(LabError, match="queue depth"):
         batched_queue(0)
 
