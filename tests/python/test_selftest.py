@@ -185,7 +185,7 @@ def test_another_process_serves_one_selftest_after_the_other(tmp_path: Path) -> 
         _demand_schema(document)
         assert [part["state"] for part in document["parts"]] == ["failed"] * 6
         assert all("refused the secret" in part["said"] for part in document["parts"][1:5])
-        assert "FAILED: the target at" in (tmp_path / "wrong.md").read_text()
+        assert "FAILED: secret_mismatch: the target at" in (tmp_path / "wrong.md").read_text()
 
     ended = _run(tmp_path, *choice, "--target", address, "--report", "gone.json", secret=SECRET)
     assert ended.returncode == 1, ended.stdout + ended.stderr
