@@ -70,7 +70,9 @@ class Control:
             if not pending:
                 return
             # What failed before comes last: what ends its servers each time keeps no other run from its turn.
-            pending.sort(key=lambda one: one.slot.id in self.journal.records)
+            # A run that was lost with its host has its place in the plan.
+            ended = self.journal.records
+            pending.sort(key=lambda one: one.slot.id in ended and ended[one.slot.id].outcome == "failed")
             name = self._name(start)
             try:
                 with self._up(start, name) as up:

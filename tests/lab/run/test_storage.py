@@ -100,7 +100,7 @@ def test_another_file_than_stated(tmp_path: Path, places: tuple[Path, Path]) -> 
     out = tmp_path / "out"
     status, said = run("run", written(tmp_path, text.replace("starts: 2, blocks: 2", "starts: 1")), out)
     assert status == 1, said
-    assert "/none/of/it: is no file there; put the model's file there" in said
+    assert "/none/of/it: is no file there, or an empty one; put the model's file there" in said
     (wrong,) = [one for one in records(out).values() if one.outcome == "completed"]
     assert wrong.verdict == "invalid"
     assert f"the file has {SIZE:,} bytes, and {SIZE - 7:,} are stated" in said
