@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import select
 import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from multiprocessing.connection import wait
 from typing import Any, Literal
 
 import kvik
@@ -129,10 +129,7 @@ def bounded(
 
 def _ended(done: socket.socket, interrupt: socket.socket, seconds: float) -> bool:
     """Wait for the end of a part; False where it has not come by then."""
-    either = select.poll()  # select() takes no descriptor above 1023
-    for one in (done, interrupt):
-        either.register(one, select.POLLIN)
-    ready = [descriptor for descriptor, _ in either.poll(seconds * 1e3)]
-    if interrupt.fileno() in ready:
+    ready = wait((done, interrupt), seconds)
+    if interrupt in ready:
         raise KeyboardInterrupt
     return bool(ready)
