@@ -13,13 +13,13 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kvik.doctor import Machine, examine, live
-from kvik.doctor.near import EFA, VERBS, Near, NearNics, NearUnknownError
+if TYPE_CHECKING:  # A fifth of what a rank imports, and seldom asked.
+    from kvik.doctor import Machine
+    from kvik.doctor.near import Near
 
 NEAR, ALL = "near", "all"
-_KINDS = {"efa": EFA, "verbs": VERBS}
 _MOST_CPUS = 1024  # as many as the engine's own sets of them have
 
 
@@ -57,6 +57,8 @@ class Choice:
 
 def look() -> Machine:
     """This machine."""
+    from kvik.doctor import examine, live
+
     return examine(live(cables=False))
 
 
@@ -72,12 +74,21 @@ def choose(
         return Choice(prefix, why="all")
     if devices is None and spot.gpu is None:
         return Choice(prefix, why="all: the KV lies in host memory")
-    kind = _KINDS.get(provider)
+    return _found(prefix, provider, devices, spot, placed, machine or look)
+
+
+def _found(
+    prefix: str, provider: str, devices: str | None, spot: Spot, placed: bool, machine: Callable[[], Machine]
+) -> Choice:
+    """What is near `spot` in the machine, of the NICs of `provider`."""
+    from kvik.doctor.near import EFA, VERBS, NearUnknownError
+
+    kind = {"efa": EFA, "verbs": VERBS}.get(provider)
     if kind is None:
         what = f"{prefix} has no devices that /sys/class/infiniband knows"
         return Choice(prefix, why=f"all: {what}") if devices is None else Choice(prefix, unknown=what)
     try:
-        here = (machine or look)()
+        here = machine()
         near = _near(spot, kind, here)
     except NearUnknownError as error:
         return Choice(prefix, unknown=str(error))
@@ -96,6 +107,8 @@ def _split(text: str | None) -> tuple[str, str, str | None]:
 
 
 def _near(spot: Spot, kind: str, machine: Machine) -> Near:
+    from kvik.doctor.near import NearNics, NearUnknownError
+
     if spot.gpu == "":
         raise NearUnknownError("the driver does not say which GPU the KV lies on")
     nics = NearNics(machine, kind)
