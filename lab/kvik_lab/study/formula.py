@@ -19,11 +19,6 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from formulaic.errors import FormulaSyntaxError
-from formulaic.parser import DefaultFormulaParser, DefaultOperatorResolver
-from formulaic.parser.types import Operator, OrderedSet
-from formulaic.parser.types import Term as FormulaTerm
-
 from kvik_lab.study.problems import MistakeError, did_you_mean
 
 Term = tuple[tuple[str, int], ...]
@@ -43,28 +38,6 @@ _SAID = (
 )
 _JOIN = "join factors by + - * / : ^ and brackets"
 _DEEPEST = 12
-_POWERS = ("^", "**")
-
-
-class _Operators(DefaultOperatorResolver):  # type: ignore[misc]  # it is not typed
-    """formulaic's, with a power that takes one factor after the other: its own goes through all products."""
-
-    @property
-    def operators(self) -> list[Operator]:
-        """All of them."""
-        others = [one for one in super().operators if one.symbol not in _POWERS]
-        own = {"arity": 2, "precedence": 500, "associativity": "right", "to_terms": _power}
-        return [*others, *(Operator(symbol, **own) for symbol in _POWERS)]
-
-
-def _power(terms: OrderedSet[FormulaTerm], power: OrderedSet[FormulaTerm]) -> OrderedSet[FormulaTerm]:
-    found = terms
-    for _ in range(int(str(next(iter(power)))) - 1):
-        found = OrderedSet([*found, *(one * more for one in found for more in terms)])
-    return found
-
-
-_PARSER = DefaultFormulaParser(_Operators(), include_intercept=True)
 
 
 @dataclass(frozen=True)
@@ -110,8 +83,11 @@ def _terms(text: str, start: int, names: Sequence[str]) -> tuple[Term, ...]:
     pieces = list(_pieces(text, start, names))
     if not pieces:
         raise MistakeError(start, "no terms", _JOIN)
+    # Slow to import, and most plans have no formula.
+    from kvik_lab.study.wilkinson import PARSER, FormulaSyntaxError
+
     try:
-        found = _PARSER.get_terms("".join(piece for piece, _at in pieces))
+        found = PARSER.get_terms("".join(piece for piece, _at in pieces))
     except FormulaSyntaxError as error:
         raise _mistake(str(error), pieces) from None
     terms = [tuple(_powers(str(factor.expr) for factor in term.factors)) for term in found]
