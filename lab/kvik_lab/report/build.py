@@ -312,14 +312,11 @@ def _crossovers(data: Data) -> int:
 
 
 def _sizes(data: Data, base: str, looked: tuple[Looked, ...], rules: Rules, family: int) -> tuple[Sized, ...]:
-    names = tuple(n for n in data.others if n != data.size)
-    found = []
-    for number, rest in enumerate(_rests(data), 1):
-        at = ", ".join(f"{n} {v}" for n, v in zip(names, rest, strict=True))
-        title = "Time against size" + (f": {at}" if at else "")
-        level = 1 - rules.alpha / family
-        found.append(sized(f"size-{number}", title, data, rest, base, looked, rules, level))
-    return tuple(found)
+    level = 1 - rules.alpha / family
+    return tuple(
+        sized(f"size-{number}", data, rest, base, looked, rules, level)
+        for number, rest in enumerate(_rests(data), 1)
+    )
 
 
 def _size_section(by_size: tuple[Sized, ...]) -> Section:
@@ -328,5 +325,5 @@ def _size_section(by_size: tuple[Sized, ...]) -> Section:
         "of its mean. The shaded band is where the data allow a crossover, among the sizes measured."
     ]
     for each in by_size:
-        text += list(each.notes)
+        text += [f"At {each.at}: {note}" if each.at else note for note in each.notes]
     return Section("size", "Time against size", tuple(text), (), tuple(x.figure for x in by_size))

@@ -38,16 +38,18 @@ PLACES = 40
 
 @dataclass(frozen=True)
 class Sized:
-    """A figure, with each crossover or the reason that there is none: (arm, base, crossover or None, why)."""
+    """A figure, with each crossover or the reason that there is none: (arm, crossover or None, why).
+
+    `at` says which levels the other factors have, and is empty where there are none."""
 
     figure: SizeTime
+    at: str
     crossings: tuple[tuple[str, Crossover | None, str], ...]
     notes: tuple[str, ...]
 
 
 def sized(
     id_: str,
-    title: str,
     data: Data,
     rest: tuple[str, ...],
     base: str,
@@ -57,6 +59,8 @@ def sized(
 ) -> Sized:
     """Time against size where the other factors have the levels `rest`; crossovers have intervals at
     `level`."""
+    names = (n for n in data.others if n != data.size)
+    at = ", ".join(f"{n} {v}" for n, v in zip(names, rest, strict=True))
     arms: list[Arm] = []
     samples: dict[str, Samples] = {}
     notes: list[str] = []
@@ -86,8 +90,9 @@ def sized(
     )
     notes += [f"{one}." for one in left]
     shown = tuple(_crossing(found, data) for _, found, _ in crossings if found is not None)
+    title = "Time against size" + (f": {at}" if at else "")
     figure = SizeTime(id_, title, data.size or "size", f"mean, {rules.unit}", tuple(arms), shown)
-    return Sized(figure, crossings, tuple(notes))
+    return Sized(figure, at, crossings, tuple(notes))
 
 
 def _of(notes: Sequence[str], *arms: str) -> tuple[str, ...]:

@@ -151,6 +151,29 @@ def test_a_crossover_beyond_the_sizes_is_not_in_the_measured_range(tmp_path: Pat
     assert "cross" not in made.answer.sentence
 
 
+def test_a_crossover_is_of_the_levels_of_the_other_factors_that_it_is_under(tmp_path: Path) -> None:
+    """Of one model the arms cross, of the other it is not decided: the sentence over all says neither."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend,model,tokens"]
+    for model, truth in (("small", TRUTH), ("big", {"TCP": (120.0, 0.5), "EFA": (121.0, 0.4999)})):
+        for arm, (fixed, each) in truth.items():
+            for tokens in (500, 1000, 2000, 4000):
+                for start in range(4):
+                    own = (fixed + each * tokens) * (1 + 0.005 * rng.standard_normal())
+                    row = own * (1 + 0.01 * rng.standard_normal(12))
+                    name = f"{arm}-{model}-{tokens}-{start}"
+                    lines += [f"{name},{i},{v:.3f},{arm},{model},{tokens}" for i, v in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    small, big = claims(made)["X1"], claims(made)["X2"]
+    assert (small.verdict, big.verdict) == (Verdict.SUPPORTED, Verdict.INSUFFICIENT), f"seed {SEED}"
+    assert small.sentence.startswith("At model small: TCP and EFA cross at 1")
+    assert big.sentence.startswith("At model big: Whether TCP and EFA cross")
+    assert (small.where, big.where) == ("crossover, model small", "crossover, model big")
+    assert made.answer is not None
+    assert "cross" not in made.answer.sentence
+
+
 def test_equal_arms_whose_starts_are_fast_or_slow_as_a_whole_have_no_faster_one(tmp_path: Path) -> None:
     """Each start measures all sizes, so that the gaps at all of them have one sign, which is not known."""
     rng = np.random.default_rng(SEED)
