@@ -23,7 +23,7 @@ from kvik_lab.design.plan import (
     make_plan,
     reachable_model,
 )
-from kvik_lab.design.schedule import Anchor, Order
+from kvik_lab.design.schedule import Anchor, Order, check_anchor
 from kvik_lab.errors import LabError
 from kvik_lab.study import Study, expand_layers
 from kvik_lab.study.evaluate import violated
@@ -67,6 +67,7 @@ def plan_study(study: Study, options: Options) -> Plan:
     search = Search(options.beginnings, study.design.seed)
     chosen, impossible = _rows(study, space, basis, options, search)
     plan = make_plan(study.name, space, basis, chosen, _setup(study, basis, options), impossible)
+    _check_anchor(study, plan)
     plan = replace(plan, notes=(*plan.notes, *_not_in_file(study, options)))
     return compare_optimal(plan, space, basis, search, options.smaller) if options.compare else plan
 
@@ -166,6 +167,15 @@ def _setup(study: Study, basis: Basis, options: Options) -> Setup:
         wanted_power=options.power,
         sigma=options.sigma,
     )
+
+
+def _check_anchor(study: Study, plan: Plan) -> None:
+    """Raise LabError for an anchor that cannot be run in one of its starts."""
+    if plan.setup.anchor is None:
+        return
+    for levels in check_anchor(plan.setup.anchor, plan.schedule, study.factors):
+        if wrong := study.violations(levels):
+            raise LabError(f"{study.file}: the anchor cannot be run: {'; '.join(map(str, wrong))}")
 
 
 def _ratio(study: Study, options: Options) -> float:

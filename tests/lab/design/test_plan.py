@@ -1,6 +1,7 @@
 """Whole plans: what `kvik lab plan` says of the article's plan, and of others."""
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -134,6 +135,34 @@ def test_each_kind_gives_feasible_rows_with_ids_and_a_report(kind: Kind) -> None
     if wish.runs:
         assert len(plan.rows) == 24
         assert plan.single.rank == len(basis.model.columns)
+
+
+ANCHORED = """\
+study: links
+unit: {model: llama-3.1-8b}
+factors:
+  mode: {levels: [together, apart], restart: true}
+  link: {levels: [tcp, rdma], within: {mode: apart}, restart: true}
+  size: {levels: [1, 2, 4, 8]}
+constraints: [not (mode == 'together' and size > 4)]
+model: log(ttft) ~ mode + link + size
+design: {kind: full, anchors: {at: AT, every: 4}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        # Of rdma, in starts of tcp and in such that have no link.
+        ("{link: rdma, size: 1}", "the anchor has no level of mode; give all hard factors a level, or none"),
+        ("{mode: together, link: tcp, size: 1}", "a level of link, which does not exist in a start of mode"),
+        ("{mode: apart, link: tcp}", "the anchor has no level of size, so it cannot be run"),
+        ("{size: 8}", "the anchor cannot be run: not (mode == 'together' and size > 4)"),
+    ],
+)
+def test_an_anchor_that_a_start_cannot_run_is_refused(at: str, said: str) -> None:
+    with pytest.raises(LabError, match=re.escape(said)):
+        plan_study(load_study(ANCHORED.replace("AT", at)), Options())
 
 
 SMALL = """\
