@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -96,9 +97,9 @@ def augment_rows(
     search: Search,
 ) -> Chosen:
     """Keep the rows that ran, and add the `more` candidates that tell most beside them; ids begin with
-    `a`."""
+    `a`, and are those that no row has that ran."""
     found = augment(coded, ran_coded, more, search=search)
-    added = _with_ids(candidates.iloc[list(found.rows)], "a")
+    added = _with_ids(candidates.iloc[list(found.rows)], "a", taken=set(ran.index))
     rows = pd.concat([ran.astype(object), added.astype(object)])
     note = f"{len(ran)} rows ran, and count as a block of their own; {more} are added, D-optimal beside them"
     return Chosen(rows, None, (note,), len(ran))
@@ -178,6 +179,7 @@ def _agreement(scores: Sequence[float]) -> str:
     return f"{hits} of which ended there"
 
 
-def _with_ids(rows: pd.DataFrame, letter: str = "r") -> pd.DataFrame:
+def _with_ids(rows: pd.DataFrame, letter: str = "r", taken: Container[str] = ()) -> pd.DataFrame:
     width = max(2, len(str(len(rows))))
-    return rows.set_axis([f"{letter}{k + 1:0{width}d}" for k in range(len(rows))], axis=0)
+    free = (name for k in itertools.count(1) if (name := f"{letter}{k:0{width}d}") not in taken)
+    return rows.set_axis(list(itertools.islice(free, len(rows))), axis=0)

@@ -135,6 +135,8 @@ def _augmented(space: Space, basis: Basis, options: Options, search: Search) -> 
     if missing:
         raise LabError(f"the rows that ran have no column {', '.join(missing)}")
     ran = options.ran[names].astype(object)
+    if (twice := ran.index[ran.index.duplicated()]).size:
+        raise LabError(f"two rows that ran have the id {twice[0]!r}; give each one of its own")
     feasible = set(row_keys(space.candidates, names))
     for key, name in zip(row_keys(ran, names), ran.index, strict=True):
         if key not in feasible:

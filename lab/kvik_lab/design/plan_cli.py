@@ -105,4 +105,6 @@ def _read_rows(path: Path, study: Study) -> pd.DataFrame:
     rows = with_levels(read_cells(path), study.factors)
     if "id" not in rows.columns or rows.empty:
         raise LabError(f"{path}: needs a column id, a column a factor, and a row a run")
+    if (lacking := rows["id"].isna()).any():
+        raise LabError(f"{path}: row {int(lacking.argmax()) + 1} has no id")
     return rows.set_index("id")

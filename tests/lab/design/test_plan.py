@@ -203,6 +203,19 @@ def test_what_runs_is_what_is_planned(kind: str, said: str, options: Options) ->
         assert arms[:4] == [*arms[:2], *arms[1::-1]]
 
 
+def test_rows_that_are_added_twice_have_ids_of_their_own() -> None:
+    """What is planned of the second addition is of its rows, whatever those of the first are called."""
+    study = load_study(SMALL.replace("KIND", "d-optimal"))
+    first = plan_study(study, Options(ran=plan_study(study, Options()).rows, more=4)).rows
+    second = plan_study(study, Options(ran=first, more=4))
+    assert second.rows.index.is_unique
+    assert second.rows.index[-4:].tolist() == ["a05", "a06", "a07", "a08"]
+    renamed = plan_study(study, Options(ran=first.set_axis([f"x{k}" for k in range(12)]), more=4))
+    assert [c.se for c in second.scheduled.coefficients] == [c.se for c in renamed.scheduled.coefficients]
+    with pytest.raises(LabError, match="two rows that ran have the id 'a01'"):
+        plan_study(study, Options(ran=first.rename(index={"a02": "a01"}), more=4))
+
+
 def test_rows_that_no_run_would_have_are_said_to_be_such() -> None:
     study = load_study(SMALL.replace("KIND", "d-optimal"))
     few = plan_study(study, Options(beginnings=2))
