@@ -98,7 +98,12 @@ def augment_rows(
 ) -> Chosen:
     """Keep the rows that ran, and add the `more` candidates that tell most beside them; ids begin with
     `a`, and are those that no row has that ran."""
-    found = augment(coded, ran_coded, more, search=search)
+    # What ran is a block of its own, and its difference to the rest a coefficient like others.
+    before, beside = (
+        np.column_stack([matrix, np.full(len(matrix), number)])
+        for number, matrix in enumerate((ran_coded, coded))
+    )
+    found = augment(beside, before, more, search=search)
     added = _with_ids(candidates.iloc[list(found.rows)], "a", taken=set(ran.index))
     rows = pd.concat([ran.astype(object), added.astype(object)])
     note = f"{len(ran)} rows ran, and count as a block of their own; {more} are added, D-optimal beside them"

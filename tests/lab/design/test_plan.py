@@ -216,6 +216,19 @@ def test_rows_that_are_added_twice_have_ids_of_their_own() -> None:
         plan_study(study, Options(ran=first.rename(index={"a02": "a01"}), more=4))
 
 
+def test_rows_are_added_beside_a_block_of_rows_that_ran() -> None:
+    """All of one link ran: rows of the other alone could not tell the link from what differs between then and
+    now."""
+    study = load_study(SMALL.replace("KIND", "d-optimal").replace("link * (size + size^2)", "link + size"))
+    ran = pd.DataFrame({"link": ["old"] * 4, "size": [1, 2, 4, 8]}, index=list("wxyz"), dtype=object)
+    plan = plan_study(study, Options(ran=ran, more=4))
+    assert set(plan.rows["link"].iloc[4:]) == {"old", "new"}
+    assert {one.contrast: one.se for one in plan.powers}["link: new vs old"] is not None
+    assert not any(c.aliased_with for c in plan.scheduled.coefficients)
+    with pytest.raises(LabError, match="take at least 2 runs"):
+        plan_study(study, Options(ran=ran, more=1))
+
+
 def test_rows_that_no_run_would_have_are_said_to_be_such() -> None:
     study = load_study(SMALL.replace("KIND", "d-optimal"))
     few = plan_study(study, Options(beginnings=2))
