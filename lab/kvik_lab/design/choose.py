@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -20,11 +21,17 @@ from kvik_lab.design.screening import (
     find_generators,
     fraction,
     map_levels,
+    pairs_of,
     plackett_burman,
     resolution,
 )
 from kvik_lab.design.splitplot import find_split_plot, hard_settings
 from kvik_lab.errors import LabError
+
+CLEAR = 4
+"""The resolution at which no main effect is aliased with a two-factor interaction."""
+MANY = 11
+"""Of more columns, a search for a higher resolution takes too long."""
 
 
 class Kind(Enum):
@@ -59,7 +66,6 @@ class Wish:
     runs: int | None = None
     focus: tuple[str, ...] = ()
     """Terms that matter more (D only)."""
-    resolution: int = 4
     ratio: float = 1.0
     search: Search = field(default_factory=Search)
 
@@ -111,17 +117,17 @@ def augment_rows(
 
 
 def _two_level(wish: Wish, candidates: pd.DataFrame, factors: Sequence[Factor]) -> Chosen:
-    columns = columns_needed(factors)
+    columns = [factor.name for factor in factors for _ in range(columns_needed([factor]))]
     if wish.kind is Kind.SCREENING:
-        matrix = plackett_burman(columns)
-        note = f"Plackett-Burman: {columns} columns in {len(matrix)} runs"
+        matrix = plackett_burman(len(columns))
+        note = f"Plackett-Burman: {len(columns)} columns in {len(matrix)} runs"
     else:
-        matrix, note = _fraction(columns, wish)
+        matrix, note = _fraction(len(columns), pairs_of(factors), wish.runs)
     rows = map_levels(matrix, factors)
     names = [factor.name for factor in factors]
     feasible = set(row_keys(candidates, names))
     possible = [key in feasible for key in row_keys(rows, names)]
-    notes = [note, f"columns {LETTERS[:columns]} are, in order, {', '.join(names)}"]
+    notes = [note, f"columns {LETTERS[: len(columns)]} are, in order, of {', '.join(columns)}"]
     if not all(possible):
         notes.append(
             f"{possible.count(False)} of its rows are infeasible and left out, which costs it its balance"
@@ -131,22 +137,23 @@ def _two_level(wish: Wish, candidates: pd.DataFrame, factors: Sequence[Factor]) 
     return Chosen(_with_ids(rows[possible]), None, tuple(notes))
 
 
-def _fraction(columns: int, wish: Wish) -> tuple[FloatArray, str]:
-    """Of the wanted resolution; with a number of runs, of the best resolution that fits into it."""
-    wanted = range(columns, 2, -1) if wish.runs else [min(wish.resolution, columns)]
-    for level in wanted:
-        generators = find_generators(columns, level) if level >= 3 else ()
-        if wish.runs is None or 2 ** (columns - len(generators)) <= wish.runs:
-            matrix = fraction(columns, generators)
-            reached = resolution(columns, generators)
-            what = f"resolution {reached}" if generators else "the full factorial"
-            return (
-                matrix,
-                f"{len(matrix)} runs of 2^{columns}: {what}; {', '.join(generators) or 'no generators'}",
-            )
-    raise LabError(
-        f"{wish.runs} runs are too few for a fraction of {columns} columns; take more, or screening"
-    )
+def _fraction(columns: int, pairs: Sequence[int], runs: int | None) -> tuple[FloatArray, str]:
+    """Of resolution IV; with a number of runs, of the best resolution that fits into it."""
+    if runs is None:
+        generators = find_generators(columns, CLEAR, pairs)
+    else:
+        generators = _best_generators(columns, pairs, runs)
+    matrix = fraction(columns, generators)
+    what = f"resolution {resolution(columns, generators, pairs)}" if generators else "the full factorial"
+    return matrix, f"{len(matrix)} runs of 2^{columns}: {what}; {', '.join(generators) or 'no generators'}"
+
+
+def _best_generators(columns: int, pairs: Sequence[int], runs: int) -> tuple[str, ...]:
+    # The full factorial has a resolution above its columns.
+    for wanted in range(max(columns + 1, CLEAR) if columns <= MANY else CLEAR, 2, -1):
+        with suppress(LabError):
+            return find_generators(columns, wanted, pairs, runs)
+    raise LabError(f"{runs} runs are too few for a fraction of {columns} columns; take more, or screening")
 
 
 def _split_plot(
