@@ -96,6 +96,7 @@ def _print(name: str, found: Effects) -> None:
     console.print(table, highlight=False, markup=False)
     shared = f" in {found.starts} starts" if found.starts < found.runs else ""
     told = f"{found.runs} rows{shared}; all intervals hold together in {found.level:.0%} of such experiments"
+    told += ", each p is of its contrast alone"
     for line in (told, *(f"- {note}" for note in found.notes)):
         console.print(line, highlight=False, markup=False)
 

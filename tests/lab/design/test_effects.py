@@ -203,6 +203,10 @@ def test_the_command_prints_each_effect(plan: Plan, tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "link: new vs old at tokens=1000" in done.output
+    assert (
+        "all intervals hold together in 95% of such experiments, each p is of its contrast alone"
+        in " ".join(done.output.split())
+    )
     told = CliRunner().invoke(effects_command, [str(STUDY), str(file), "--json"])
     assert len(json.loads(told.output)["effects"]) == len(plan.powers)
 
