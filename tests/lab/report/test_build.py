@@ -294,6 +294,8 @@ def test_the_command_writes_the_three_forms(measured: Path, tmp_path: Path) -> N
         ("iteration,value,x\n0,1\n", [], "line 2: has 2 cells, the header 3"),
         ("iteration,value\n0,1\n", ["--arm", "backend"], "no column 'backend'"),
         ("iteration,value\n0,1\n", ["--size", "mb"], "no column 'mb'"),
+        ("start,iteration,value\n0,0,1\n", ["--start", "server"], "no column 'server'"),
+        ("start,iteration,value\n0,0,1\n", ["--block", "pair"], "named by --block"),
         ("iteration,value,arm\n0,1,a\n0,1,b\n", ["--base", "c"], "the base 'c' is no level of arm: a, b"),
     ],
 )
