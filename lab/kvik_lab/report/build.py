@@ -276,8 +276,7 @@ def _factors(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
             continue
         levels = tuple(dict.fromkeys(c[number] for c in data.conditions))
         lines = tuple(
-            Line(arm, tuple(_over(looked, arm, number, level, len(data.others)) for level in levels))
-            for arm in data.arms
+            Line(arm, tuple(_over(looked, arm, number, level) for level in levels)) for arm in data.arms
         )
         title = f"{name}: mean over the other factors"
         figures.append(Factor(f"factor-{number + 1}", title, name, f"mean, {rules.unit}", levels, lines))
@@ -285,14 +284,17 @@ def _factors(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
     return Section("factors", "Factors", (text,), (), tuple(figures))
 
 
-def _over(looked: tuple[Looked, ...], arm: str, number: int, level: str, factors: int) -> Estimate:
-    """The mean of cells at a level, which would be of other cells if one were left out."""
-    cells = [x.headline for x in looked if x.cell.arm == arm and x.cell.condition[number] == level]
-    conditions = {x.cell.condition for x in looked if x.cell.condition[number] == level}
-    if len(cells) < len(conditions):
+def _over(looked: tuple[Looked, ...], arm: str, number: int, level: str) -> Estimate:
+    """The mean of an arm's cells at a level. All are over the same levels of the other factors, or their
+    differences would be of these."""
+
+    def rest(one: Looked) -> tuple[str, ...]:
+        return one.cell.condition[:number] + one.cell.condition[number + 1 :]
+
+    here = [x for x in looked if x.cell.arm == arm and x.cell.condition[number] == level]
+    if {rest(x) for x in here} < {rest(x) for x in looked}:
         return Estimate(Missing(State.NOT_MEASURED, "not at every level of the other factors"))
-    if factors == 1 and len(cells) == 1:
-        return cells[0]
+    cells = [x.headline for x in here]
     values = [c.value for c in cells if not isinstance(c.value, Missing)]
     if len(values) < len(cells):
         return Estimate(Missing(State.NOT_POSSIBLE, "a mean that it would take is missing"))

@@ -17,9 +17,9 @@ from kvik_lab.infer.judge import Layout, judge
 from kvik_lab.records import Key, Place, Times, append
 from kvik_lab.records.schema import Node
 from kvik_lab.report.build import build_report
-from kvik_lab.report.cells import Missing
+from kvik_lab.report.cells import Missing, State
 from kvik_lab.report.codec import from_json
-from kvik_lab.report.figures import Distributions, RunOrder, SizeTime
+from kvik_lab.report.figures import Distributions, Factor, RunOrder, SizeTime
 from kvik_lab.report.look import Rules
 from kvik_lab.report.model import Claim, Interval, Report, Verdict
 from kvik_lab.report.read import Choice, read
@@ -192,6 +192,27 @@ def test_equal_arms_whose_starts_are_fast_or_slow_as_a_whole_have_no_faster_one(
     )
     assert str(claim.interval) == "none possible: in one order, and not known in which"
     assert isinstance(claim.estimate, Missing)
+
+
+def test_means_over_other_factors_are_over_the_same_of_them_at_each_level(tmp_path: Path) -> None:
+    """A long prompt takes twice the time, and the model does nothing; the big one did not run long ones."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend,model,prompt"]
+    for arm in ("TCP", "EFA"):
+        for model, prompt, level in (("small", "short", 100), ("small", "long", 200), ("big", "short", 100)):
+            for start in range(3):
+                row = level * (1 + 0.01 * rng.standard_normal(12))
+                name = f"{arm}{model}{prompt}{start}"
+                lines += [f"{name},{i},{v:.3f},{arm},{model},{prompt}" for i, v in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    drawn = figure(made, "factor-1")
+    assert isinstance(drawn, Factor)
+    assert drawn.levels == ("small", "big")
+    for line in drawn.lines:
+        small, big = (cell.value for cell in line.cells)
+        assert small == pytest.approx(150, rel=0.02)
+        assert big == Missing(State.NOT_MEASURED, "not at every level of the other factors")
 
 
 def test_facts_come_from_columns_and_from_who_asks(tmp_path: Path) -> None:
