@@ -62,6 +62,7 @@ def plan_study(study: Study, options: Options) -> Plan:
     """Plan a study. Raises LabError for a study or options from which no plan can be made."""
     if study.model is None:
         raise LabError(f"{study.file}: no model, so nothing says what is to be estimated; add `model: ...`")
+    _check_options(Kind(study.design.kind), options)
     space = study_space(study)
     basis = reachable_model(study.model, space)
     search = Search(options.beginnings, study.design.seed)
@@ -70,6 +71,15 @@ def plan_study(study: Study, options: Options) -> Plan:
     _check_anchor(study, plan)
     plan = replace(plan, notes=(*plan.notes, *_not_in_file(study, options)))
     return compare_optimal(plan, space, basis, search, options.smaller) if options.compare else plan
+
+
+def _check_options(kind: Kind, options: Options) -> None:
+    """Raise LabError for an option that would change nothing."""
+    what = f"a {kind.value} design" if options.ran is None else "the rows to add"
+    if options.runs is not None and (kind not in _WITH_RUNS or options.ran is not None):
+        raise LabError(f"--runs says nothing of {what}; leave it out")
+    if options.focus and (kind is not Kind.D_OPTIMAL or options.ran is not None):
+        raise LabError(f"--focus says nothing of {what}; leave it out")
 
 
 def study_space(study: Study) -> Space:

@@ -203,6 +203,22 @@ def test_what_runs_is_what_is_planned(kind: str, said: str, options: Options) ->
         assert arms[:4] == [*arms[:2], *arms[1::-1]]
 
 
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("full", Options(runs=4), "--runs says nothing of a full design"),
+        ("full", Options(focus=("link",)), "--focus says nothing of a full design"),
+        ("d-optimal", Options(focus=("link",), more=2, ran=pd.DataFrame()), "nothing of the rows to add"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(kind: str, options: Options, said: str) -> None:
+    study = load_study(
+        SMALL.replace("KIND", kind).replace("runs: 8, ", "" if kind == "full" else "runs: 8, ")
+    )
+    with pytest.raises(LabError, match=said):
+        plan_study(study, options)
+
+
 def test_rows_that_are_added_twice_have_ids_of_their_own() -> None:
     """What is planned of the second addition is of its rows, whatever those of the first are called."""
     study = load_study(SMALL.replace("KIND", "d-optimal"))
