@@ -13,7 +13,7 @@ from rich.table import Table
 from kvik_lab.design.cells import read_cells, with_levels
 from kvik_lab.design.effects import Columns, Effect, Effects, fit_effects
 from kvik_lab.design.from_study import study_space
-from kvik_lab.design.plan import default_contrasts, reachable_model
+from kvik_lab.design.plan import reachable_model
 from kvik_lab.design.tables import WIDTH, as_json
 from kvik_lab.errors import LabError
 from kvik_lab.study import Study, load_study
@@ -73,8 +73,7 @@ def study_effects(
     if study.model is None:
         raise LabError(f"{study.file}: no model, so nothing says what is estimated; add `model: ...`")
     model = reachable_model(study.model, study_space(study)).model
-    wanted = contrasts or default_contrasts(model)
-    return fit_effects(model, data, wanted, columns, level)
+    return fit_effects(model, data, contrasts, columns, level)
 
 
 def _read(path: Path, study: Study) -> pd.DataFrame:

@@ -12,7 +12,7 @@ from kvik_lab.infer.judge import RULE
 from kvik_lab.infer.order import quantile_over_starts
 from kvik_lab.infer.states import State as ServerState
 from kvik_lab.infer.states import states
-from kvik_lab.report.answer import answer
+from kvik_lab.report.answer import answer, where
 from kvik_lab.report.cells import Estimate, Missing, State, show_estimate
 from kvik_lab.report.figures import (
     Distributions,
@@ -61,11 +61,6 @@ def build_report(data: Data, rules: Rules, title: str) -> Report:
         limits(data, looked, compared, by_size, rules),
     ]
     return Report(title, tuple(sections), answer(data, base, compared, by_size, rules))
-
-
-def words(data: Data, condition: tuple[str, ...]) -> str:
-    """A condition as text."""
-    return ", ".join(f"{n} {v}" for n, v in zip(data.others, condition, strict=True)) or "all"
 
 
 def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: Rules) -> Section:
@@ -162,7 +157,7 @@ def _series(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
         series = [
             s for x in looked if x.cell.condition == condition for s in _ordered(x, f"{x.cell.arm}, start ")
         ]
-        title = f"In run order: {words(data, condition)}"
+        title = f"In run order: {where(data, condition) or 'all'}"
         figures.append(RunOrder(f"series-{number}", title, f"value, {rules.unit}", tuple(series)))
     text = (
         "One colour a start, in the order in which starts are listed, from blue to red. Points are values in "
@@ -200,7 +195,7 @@ def _distributions(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Sect
             found = tuple(Quantile(p, _percentile(x, p, rules)) for p in QUANTILES)
             groups.append(Group(x.cell.arm, tuple(float(v) for part in parts for v in part), found))
         if groups:
-            title = f"Distribution of the steady parts: {words(data, condition)}"
+            title = f"Distribution of the steady parts: {where(data, condition) or 'all'}"
             figures.append(
                 Distributions(f"distribution-{number}", title, f"value, {rules.unit}", tuple(groups))
             )
