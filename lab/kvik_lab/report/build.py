@@ -47,7 +47,7 @@ def build_report(data: Data, rules: Rules, title: str) -> Report:
     crossovers = _crossovers(data)
     compared = compare_all(data, base, rules, settled, crossovers)
     family = next((c.found.comparisons for c in compared if c.found is not None), max(1, crossovers))
-    by_size = _sizes(data, base, looked, rules, family)
+    by_size = _sizes(data, base, looked, compared, rules, family)
     sections = [_measured(data, looked, settled, rules)]
     if by_size:
         sections.append(_size_section(by_size))
@@ -308,10 +308,17 @@ def _crossovers(data: Data) -> int:
     return len(_rests(data)) * (len(data.arms) - 1)
 
 
-def _sizes(data: Data, base: str, looked: tuple[Looked, ...], rules: Rules, family: int) -> tuple[Sized, ...]:
+def _sizes(
+    data: Data,
+    base: str,
+    looked: tuple[Looked, ...],
+    compared: tuple[Compared, ...],
+    rules: Rules,
+    family: int,
+) -> tuple[Sized, ...]:
     level = 1 - rules.alpha / family
     return tuple(
-        sized(f"size-{number}", data, rest, base, looked, rules, level)
+        sized(f"size-{number}", data, rest, base, looked, compared, rules, level)
         for number, rest in enumerate(_rests(data), 1)
     )
 

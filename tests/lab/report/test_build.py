@@ -174,6 +174,30 @@ def test_a_crossover_is_of_the_levels_of_the_other_factors_that_it_is_under(tmp_
     assert "cross" not in made.answer.sentence
 
 
+def test_a_crossover_that_single_sizes_contradict_is_not_given(tmp_path: Path) -> None:
+    """They cross twice, near 1100 and 3400 tokens; straight lines through that cross once, in the middle."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend,tokens"]
+    for tokens in range(500, 4001, 500):
+        plain = 100 + 0.5 * tokens
+        bent = plain + 60 * ((tokens - 2250) / 1750) ** 2 - 25
+        for arm, level in (("TCP", plain), ("EFA", bent)):
+            for start in range(4):
+                row = level * (1 + 0.002 * rng.standard_normal()) * (1 + 0.004 * rng.standard_normal(12))
+                lines += [f"{arm}{tokens}-{start},{i},{v:.3f},{arm},{tokens}" for i, v in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    claim = claims(made)["X1"]
+    assert claim.verdict is Verdict.INSUFFICIENT, f"seed {SEED}: {claim}"
+    assert "EFA is above TCP at 500" in claim.because
+    assert made.answer is not None
+    assert "more time than TCP at tokens 500" in made.answer.sentence
+    assert "cross" not in made.answer.sentence
+    drawn = figure(made, "size-1")
+    assert isinstance(drawn, SizeTime)
+    assert not drawn.crossings
+
+
 def test_equal_arms_whose_starts_are_fast_or_slow_as_a_whole_have_no_faster_one(tmp_path: Path) -> None:
     """Each start measures all sizes, so that the gaps at all of them have one sign, which is not known."""
     rng = np.random.default_rng(SEED)
