@@ -29,6 +29,13 @@ LISTED = 12
 """Ids that are listed before "and so many more"."""
 
 
+def wide_console() -> Console:
+    """Standard output, as wide as the tables need."""
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    return console
+
+
 def as_json(value: Plan | Pilot | Effects) -> str:
     """The whole value, indented; a frame as a list of rows with their `id`, a level that is not there as
     null."""
