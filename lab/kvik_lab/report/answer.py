@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from kvik_lab.infer.compare import Comparison, Conclusion
+from kvik_lab.infer.judge import Plan
 from kvik_lab.report.cells import Missing, State, short
 from kvik_lab.report.cells import change as as_change
 from kvik_lab.report.look import Compared, Rules
@@ -224,7 +225,7 @@ def sure(compared: tuple[Compared, ...], rules: Rules) -> str:
         if family == 1
         else f"All {family} intervals of this page hold together with {level} at least"
     )
-    unit = "pairs of starts" if found[0].plan.name == "PAIRED" else "starts an arm"
+    unit = "pairs of starts" if all(f.plan is Plan.PAIRED for f in found) else "starts an arm"
     left = len({name for f in found for name in f.odd})
     odd = f" {left} odd starts are left out, by a rule stated before." if left > 1 else ""
     odd = " One odd start is left out, by a rule stated before." if left == 1 else odd

@@ -482,6 +482,22 @@ def in_blocks(path: Path, lost: set[tuple[str, int]]) -> Path:
     return path
 
 
+def test_pairs_are_said_where_all_are_pairs(tmp_path: Path) -> None:
+    """Short prompts ran in blocks, and long ones did not."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,block,iteration,value,arm,prompt"]
+    for prompt in ("short", "long"):
+        for block in range(1, 5):
+            for arm, level in (("A", 1.0), ("B", 1.2)):
+                row = level * (1 + 0.01 * rng.standard_normal() + 0.01 * rng.standard_normal(12))
+                name = f"{prompt}{block}{arm},{block if prompt == 'short' else ''}"
+                lines += [f"{name},{i},{value:.5f},{arm},{prompt}" for i, value in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    assert made.answer is not None
+    assert "Each rests on 4 starts an arm," in made.answer.sure
+
+
 def test_a_start_that_was_given_up_costs_its_block_alone(tmp_path: Path) -> None:
     """The other blocks are compared in pairs, and the page says what it left out."""
     for lost, pairs in ((set[tuple[str, int]](), 6), ({("B", 3)}, 5), ({("B", 3), ("A", 5)}, 4)):
