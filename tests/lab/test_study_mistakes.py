@@ -193,6 +193,7 @@ design: {kind: full}
         ("{kind: full}", "{kind: dopt}", 6, "'kind' is the text 'dopt'", "did you mean 'd-optimal'?"),
         ("{kind: full}", "{kind: layered}", 6, "a layered design has no layers", "add `layers:`"),
         ("{kind: full}", "{kind: full, runs: 4}", 6, "`runs` in a full design", "take it away"),
+        ("{kind: full}", "{kind: screening, runs: 4}", 6, "`runs` in a screening design", "take it away"),
         ("{kind: full}", "{kind: full, focus: [tokens]}", 6, "`focus` in a design of kind full", "d-optimal"),
         ("{kind: full}", "{kind: full, starts: 2.5}", 6, "'starts' is the number 2.5", "whole number"),
         ("{kind: full}", "{kind: full, anchors: {at: {tokens: 3}, every: 4}}", 6, "no level 3", "1, 2"),

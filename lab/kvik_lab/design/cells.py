@@ -13,11 +13,14 @@ from kvik_lab.errors import LabError
 
 def read_cells(path: Path) -> pd.DataFrame:
     """A CSV file with its cells as texts, and only an empty one as none: 0.10 is no number here, and None may
-    be a level. Raises LabError for a file that cannot be read as CSV."""
+    be a level. Raises LabError for a file that cannot be read as CSV, or has no rows."""
     try:
-        return pd.read_csv(path, dtype=object, keep_default_na=False, na_values=[""])
+        frame = pd.read_csv(path, dtype=object, keep_default_na=False, na_values=[""])
     except (ValueError, OSError) as error:
         raise LabError(f"{path}: cannot be read as CSV: {error}") from error
+    if frame.empty:
+        raise LabError(f"{path}: has no rows; write one a run or iteration")
+    return frame
 
 
 def with_levels(frame: pd.DataFrame, factors: Sequence[Factor]) -> pd.DataFrame:

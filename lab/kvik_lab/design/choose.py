@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Container, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -19,11 +21,17 @@ from kvik_lab.design.screening import (
     find_generators,
     fraction,
     map_levels,
+    pairs_of,
     plackett_burman,
     resolution,
 )
 from kvik_lab.design.splitplot import find_split_plot, hard_settings
 from kvik_lab.errors import LabError
+
+CLEAR = 4
+"""The resolution at which no main effect is aliased with a two-factor interaction."""
+MANY = 11
+"""Of more columns, a search for a higher resolution takes too long."""
 
 
 class Kind(Enum):
@@ -58,7 +66,6 @@ class Wish:
     runs: int | None = None
     focus: tuple[str, ...] = ()
     """Terms that matter more (D only)."""
-    resolution: int = 4
     ratio: float = 1.0
     search: Search = field(default_factory=Search)
 
@@ -96,26 +103,31 @@ def augment_rows(
     search: Search,
 ) -> Chosen:
     """Keep the rows that ran, and add the `more` candidates that tell most beside them; ids begin with
-    `a`."""
-    found = augment(coded, ran_coded, more, search=search)
-    added = _with_ids(candidates.iloc[list(found.rows)], "a")
+    `a`, and are those that no row has that ran."""
+    # What ran is a block of its own, and its difference to the rest a coefficient like others.
+    before, beside = (
+        np.column_stack([matrix, np.full(len(matrix), number)])
+        for number, matrix in enumerate((ran_coded, coded))
+    )
+    found = augment(beside, before, more, search=search)
+    added = _with_ids(candidates.iloc[list(found.rows)], "a", taken=set(ran.index))
     rows = pd.concat([ran.astype(object), added.astype(object)])
     note = f"{len(ran)} rows ran, and count as a block of their own; {more} are added, D-optimal beside them"
     return Chosen(rows, None, (note,), len(ran))
 
 
 def _two_level(wish: Wish, candidates: pd.DataFrame, factors: Sequence[Factor]) -> Chosen:
-    columns = columns_needed(factors)
+    columns = [factor.name for factor in factors for _ in range(columns_needed([factor]))]
     if wish.kind is Kind.SCREENING:
-        matrix = plackett_burman(columns)
-        note = f"Plackett-Burman: {columns} columns in {len(matrix)} runs"
+        matrix = plackett_burman(len(columns))
+        note = f"Plackett-Burman: {len(columns)} columns in {len(matrix)} runs"
     else:
-        matrix, note = _fraction(columns, wish)
+        matrix, note = _fraction(len(columns), pairs_of(factors), wish.runs)
     rows = map_levels(matrix, factors)
     names = [factor.name for factor in factors]
     feasible = set(row_keys(candidates, names))
     possible = [key in feasible for key in row_keys(rows, names)]
-    notes = [note, f"columns {LETTERS[:columns]} are, in order, {', '.join(names)}"]
+    notes = [note, f"columns {LETTERS[: len(columns)]} are, in order, of {', '.join(columns)}"]
     if not all(possible):
         notes.append(
             f"{possible.count(False)} of its rows are infeasible and left out, which costs it its balance"
@@ -125,22 +137,23 @@ def _two_level(wish: Wish, candidates: pd.DataFrame, factors: Sequence[Factor]) 
     return Chosen(_with_ids(rows[possible]), None, tuple(notes))
 
 
-def _fraction(columns: int, wish: Wish) -> tuple[FloatArray, str]:
-    """Of the wanted resolution; with a number of runs, of the best resolution that fits into it."""
-    wanted = range(columns, 2, -1) if wish.runs else [min(wish.resolution, columns)]
-    for level in wanted:
-        generators = find_generators(columns, level) if level >= 3 else ()
-        if wish.runs is None or 2 ** (columns - len(generators)) <= wish.runs:
-            matrix = fraction(columns, generators)
-            reached = resolution(columns, generators)
-            what = f"resolution {reached}" if generators else "the full factorial"
-            return (
-                matrix,
-                f"{len(matrix)} runs of 2^{columns}: {what}; {', '.join(generators) or 'no generators'}",
-            )
-    raise LabError(
-        f"{wish.runs} runs are too few for a fraction of {columns} columns; take more, or screening"
-    )
+def _fraction(columns: int, pairs: Sequence[int], runs: int | None) -> tuple[FloatArray, str]:
+    """Of resolution IV; with a number of runs, of the best resolution that fits into it."""
+    if runs is None:
+        generators = find_generators(columns, CLEAR, pairs)
+    else:
+        generators = _best_generators(columns, pairs, runs)
+    matrix = fraction(columns, generators)
+    what = f"resolution {resolution(columns, generators, pairs)}" if generators else "the full factorial"
+    return matrix, f"{len(matrix)} runs of 2^{columns}: {what}; {', '.join(generators) or 'no generators'}"
+
+
+def _best_generators(columns: int, pairs: Sequence[int], runs: int) -> tuple[str, ...]:
+    # The full factorial has a resolution above its columns.
+    for wanted in range(max(columns + 1, CLEAR) if columns <= MANY else CLEAR, 2, -1):
+        with suppress(LabError):
+            return find_generators(columns, wanted, pairs, runs)
+    raise LabError(f"{runs} runs are too few for a fraction of {columns} columns; take more, or screening")
 
 
 def _split_plot(
@@ -178,6 +191,7 @@ def _agreement(scores: Sequence[float]) -> str:
     return f"{hits} of which ended there"
 
 
-def _with_ids(rows: pd.DataFrame, letter: str = "r") -> pd.DataFrame:
+def _with_ids(rows: pd.DataFrame, letter: str = "r", taken: Container[str] = ()) -> pd.DataFrame:
     width = max(2, len(str(len(rows))))
-    return rows.set_axis([f"{letter}{k + 1:0{width}d}" for k in range(len(rows))], axis=0)
+    free = (name for k in itertools.count(1) if (name := f"{letter}{k:0{width}d}") not in taken)
+    return rows.set_axis(list(itertools.islice(free, len(rows))), axis=0)

@@ -87,9 +87,12 @@ def fit_effects(
     """
     if not 0 < level < 1:
         raise LabError(f"a confidence of {level:g}: it is between 0 and 1")
+    _check_columns(data, columns)
     for column in (columns.start, columns.block):
         _numbered(data, column)  # names a row that lacks it by its place, before rows are left out
     measured, notes = _measured(model, data, columns)
+    if columns.start not in data:
+        notes.append(f"there is no column {columns.start!r}: each row counts as a start of its own")
     data = _runs(model, measured, columns)
     y = data["_y"].to_numpy(dtype=np.float64)
     plain = model_matrix(model, data)
@@ -124,13 +127,30 @@ def fit_effects(
     )
 
 
+def _check_columns(data: pd.DataFrame, columns: Columns) -> None:
+    """Without its start an iteration would count as an independent run."""
+    for role in ("start", "block"):
+        name = getattr(columns, role)
+        if name not in data and name != getattr(Columns, role):
+            raise LabError(f"there is no column {name!r}, named by --{role}; {_named(data)}")
+    if columns.iteration in data and columns.start not in data:
+        raise LabError(
+            f"rows are iterations, and no column {columns.start!r} says of which start; name it with "
+            f"--start; {_named(data)}"
+        )
+
+
+def _named(data: pd.DataFrame) -> str:
+    return f"there are {', '.join(map(str, data.columns))}"
+
+
 def _measured(model: Model, data: pd.DataFrame, columns: Columns) -> tuple[pd.DataFrame, list[str]]:
     """The rows that have a value, with what is fitted as `_y`, and notes on the others."""
     wanted = columns.value or model.formula.measured or VALUE
     # As `kvik lab table` names it; a column that was asked for is that column.
     name = wanted if wanted in data or columns.value else VALUE
     if name not in data:
-        raise LabError(f"there is no column {wanted!r}; there are {', '.join(map(str, data.columns))}")
+        raise LabError(f"there is no column {wanted!r}; {_named(data)}")
     said, notes = unmeasured(data[name])
     values = _response(model, data, name, said)
     if said.all():

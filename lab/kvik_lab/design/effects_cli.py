@@ -7,14 +7,13 @@ from pathlib import Path
 import click
 import pandas as pd
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from kvik_lab.design.cells import read_cells, with_levels
 from kvik_lab.design.effects import Columns, Effect, Effects, fit_effects
 from kvik_lab.design.from_study import study_space
-from kvik_lab.design.plan import default_contrasts, reachable_model
-from kvik_lab.design.tables import WIDTH, as_json
+from kvik_lab.design.plan import reachable_model
+from kvik_lab.design.tables import as_json, wide_console
 from kvik_lab.errors import LabError
 from kvik_lab.study import Study, load_study
 
@@ -52,7 +51,11 @@ def effects_command(
     try:
         loaded = load_study(study)
         found = study_effects(
-            loaded, _read(data, loaded), contrasts, Columns(value, start, block), confidence
+            loaded,
+            with_levels(read_cells(data), loaded.factors),
+            contrasts,
+            Columns(value, start, block),
+            confidence,
         )
     except LabError as error:
         raise click.UsageError(str(error)) from error
@@ -73,20 +76,11 @@ def study_effects(
     if study.model is None:
         raise LabError(f"{study.file}: no model, so nothing says what is estimated; add `model: ...`")
     model = reachable_model(study.model, study_space(study)).model
-    wanted = contrasts or default_contrasts(model)
-    return fit_effects(model, data, wanted, columns, level)
-
-
-def _read(path: Path, study: Study) -> pd.DataFrame:
-    frame = with_levels(read_cells(path), study.factors)
-    if frame.empty:
-        raise LabError(f"{path}: has no rows; write one a run or iteration")
-    return frame
+    return fit_effects(model, data, contrasts, columns, level)
 
 
 def _print(name: str, found: Effects) -> None:
-    console = Console()
-    console.width = max(console.width, WIDTH)
+    console = wide_console()
     kind = "ratio" if found.logarithmic else "difference"
     table = Table(box=SIMPLE_HEAD, title=f"{name}: {found.response}", title_justify="left")
     for column in ("contrast", kind, f"{found.level:.0%} interval", "p", "df", "judged against"):
@@ -96,6 +90,7 @@ def _print(name: str, found: Effects) -> None:
     console.print(table, highlight=False, markup=False)
     shared = f" in {found.starts} starts" if found.starts < found.runs else ""
     told = f"{found.runs} rows{shared}; all intervals hold together in {found.level:.0%} of such experiments"
+    told += ", each p is of its contrast alone"
     for line in (told, *(f"- {note}" for note in found.notes)):
         console.print(line, highlight=False, markup=False)
 

@@ -86,8 +86,7 @@ def find_rank(matrix: FloatArray, names: Sequence[str]) -> Rank:
 
     With terms ordered by degree it is the interaction that is dropped, not the main effect.
     """
-    if len(matrix) > matrix.shape[1]:
-        matrix = fewer_rows(matrix)
+    matrix = fewer_rows(matrix)
     basis = np.zeros((matrix.shape[0], 0))
     kept: list[int] = []
     aliases = []
@@ -106,8 +105,8 @@ def find_rank(matrix: FloatArray, names: Sequence[str]) -> Rank:
 
 
 def fewer_rows(matrix: FloatArray) -> FloatArray:
-    """As many rows as columns, with the same dependences among the columns."""
-    result: FloatArray = np.linalg.qr(matrix).R
+    """As many rows as columns at most, with the same dependences among the columns."""
+    result: FloatArray = np.linalg.qr(matrix).R if len(matrix) > matrix.shape[1] else matrix
     return result
 
 

@@ -23,7 +23,7 @@ from kvik_lab.design.plan import (
     make_plan,
     reachable_model,
 )
-from kvik_lab.design.schedule import Anchor, Order
+from kvik_lab.design.schedule import Anchor, Order, check_anchor
 from kvik_lab.errors import LabError
 from kvik_lab.study import Study, expand_layers
 from kvik_lab.study.evaluate import violated
@@ -62,13 +62,24 @@ def plan_study(study: Study, options: Options) -> Plan:
     """Plan a study. Raises LabError for a study or options from which no plan can be made."""
     if study.model is None:
         raise LabError(f"{study.file}: no model, so nothing says what is to be estimated; add `model: ...`")
+    _check_options(Kind(study.design.kind), options)
     space = study_space(study)
     basis = reachable_model(study.model, space)
     search = Search(options.beginnings, study.design.seed)
     chosen, impossible = _rows(study, space, basis, options, search)
     plan = make_plan(study.name, space, basis, chosen, _setup(study, basis, options), impossible)
+    _check_anchor(study, plan)
     plan = replace(plan, notes=(*plan.notes, *_not_in_file(study, options)))
     return compare_optimal(plan, space, basis, search, options.smaller) if options.compare else plan
+
+
+def _check_options(kind: Kind, options: Options) -> None:
+    """Raise LabError for an option that would change nothing."""
+    what = f"a {kind.value} design" if options.ran is None else "the rows to add"
+    if options.runs is not None and (kind not in _WITH_RUNS or options.ran is not None):
+        raise LabError(f"--runs says nothing of {what}; leave it out")
+    if options.focus and (kind is not Kind.D_OPTIMAL or options.ran is not None):
+        raise LabError(f"--focus says nothing of {what}; leave it out")
 
 
 def study_space(study: Study) -> Space:
@@ -134,6 +145,8 @@ def _augmented(space: Space, basis: Basis, options: Options, search: Search) -> 
     if missing:
         raise LabError(f"the rows that ran have no column {', '.join(missing)}")
     ran = options.ran[names].astype(object)
+    if (twice := ran.index[ran.index.duplicated()]).size:
+        raise LabError(f"two rows that ran have the id {twice[0]!r}; give each one of its own")
     feasible = set(row_keys(space.candidates, names))
     for key, name in zip(row_keys(ran, names), ran.index, strict=True):
         if key not in feasible:
@@ -166,6 +179,15 @@ def _setup(study: Study, basis: Basis, options: Options) -> Setup:
         wanted_power=options.power,
         sigma=options.sigma,
     )
+
+
+def _check_anchor(study: Study, plan: Plan) -> None:
+    """Raise LabError for an anchor that cannot be run in one of its starts."""
+    if plan.setup.anchor is None:
+        return
+    for levels in check_anchor(plan.setup.anchor, plan.schedule, study.factors):
+        if wrong := study.violations(levels):
+            raise LabError(f"{study.file}: the anchor cannot be run: {'; '.join(map(str, wrong))}")
 
 
 def _ratio(study: Study, options: Options) -> float:

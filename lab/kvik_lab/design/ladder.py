@@ -10,7 +10,7 @@ import pandas as pd
 
 from kvik_lab.design.estimability import assess, fewer_rows, find_rank
 from kvik_lab.design.factor import Factor, Scale
-from kvik_lab.design.model import FloatArray, build_model, keep_columns, model_matrix
+from kvik_lab.design.model import build_model, keep_columns, model_matrix
 
 MOST_COLUMNS = 400
 """Larger models are not tried: no plan carries them."""
@@ -53,7 +53,8 @@ def model_steps(factors: Sequence[Factor], candidates: pd.DataFrame, rows: pd.Da
     for title, formula, coded_as in wanted:
         model = build_model(formula, coded_as)
         if len(model.columns) <= MOST_COLUMNS:
-            ranks = [_rank(model_matrix(model, frame)) for frame in (candidates, rows)]
+            coded = [model_matrix(model, frame) for frame in (candidates, rows)]
+            ranks = [int(np.linalg.matrix_rank(fewer_rows(matrix))) for matrix in coded]
             steps.append(Step(title, len(model.columns), *ranks))
     return tuple(steps)
 
@@ -70,7 +71,3 @@ def main_effects(
     model = keep_columns(model, kept)
     told = assess(model_matrix(model, rows), model.names)
     return tuple(MainEffect(c.name, None if c.aliased_with else c.se) for c in told.coefficients)
-
-
-def _rank(matrix: FloatArray) -> int:
-    return int(np.linalg.matrix_rank(fewer_rows(matrix) if len(matrix) > matrix.shape[1] else matrix))

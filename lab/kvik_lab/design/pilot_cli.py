@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-import pandas as pd
-from rich.console import Console
 
 from kvik_lab.design.cells import read_cells
 from kvik_lab.design.pilot import plan_from_pilot, read_pilot, variance_components
-from kvik_lab.design.tables import WIDTH, as_json, print_pilot
+from kvik_lab.design.tables import as_json, print_pilot, wide_console
 from kvik_lab.errors import LabError
 from kvik_lab.infer.judge import Plan
 
@@ -59,7 +57,7 @@ def pilot(
     which versions was measured; starts of one configuration are compared with each other.
     """
     try:
-        frame = _read(data)
+        frame = read_cells(data)
     except LabError as error:
         raise click.UsageError(str(error)) from error
     try:
@@ -74,13 +72,4 @@ def pilot(
     if to_json:
         click.echo(as_json(found))
     else:
-        console = Console()
-        console.width = max(console.width, WIDTH)
-        print_pilot(found, console)
-
-
-def _read(data: Path) -> pd.DataFrame:
-    frame = read_cells(data)
-    if frame.empty:
-        raise LabError(f"{data}: no rows; write one a measured iteration")
-    return frame
+        print_pilot(found, wide_console())

@@ -275,7 +275,7 @@ def _reasons(model: Model, coded: FloatArray, space: Space, lost: Sequence[str])
             groups.append((f"because of the constraint {text}", _some(rows)))
         groups.append(("because of the constraints together", _some(known)))
     for why, rows in groups:
-        more = np.vstack([_small(coded), model_matrix(model, rows)])
+        more = np.vstack([fewer_rows(coded), model_matrix(model, rows)])
         still = {alias.column for alias in find_rank(more, model.names).aliases}
         for column in lost:
             if column not in still:
@@ -297,13 +297,6 @@ def _codable(model: Model, rows: pd.DataFrame) -> pd.DataFrame:
 
 def _some(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.iloc[:: max(1, len(rows) // WITNESSES)]
-
-
-def _small(matrix: FloatArray) -> FloatArray:
-    """Fewer rows with the same dependences among columns."""
-    if len(matrix) <= matrix.shape[1]:
-        return matrix
-    return fewer_rows(matrix)
 
 
 def _with_starts(

@@ -12,7 +12,7 @@ from kvik_lab.design.cells import read_cells, with_levels
 from kvik_lab.design.from_study import Options, plan_study
 from kvik_lab.design.plan import Plan
 from kvik_lab.design.schedule import ANCHOR
-from kvik_lab.design.tables import WIDTH, as_json, print_plan
+from kvik_lab.design.tables import as_json, print_plan, wide_console
 from kvik_lab.errors import LabError
 from kvik_lab.study import Study, load_study
 
@@ -85,8 +85,7 @@ def plan(
     if to_json:
         click.echo(as_json(found))
         return
-    console = Console()
-    console.width = max(console.width, WIDTH)
+    console = wide_console()
     print_plan(found, console)
     if order:
         _print_schedule(found, console)
@@ -103,6 +102,8 @@ def _print_schedule(found: Plan, console: Console) -> None:
 def _read_rows(path: Path, study: Study) -> pd.DataFrame:
     """Rows with their ids as index; a level that is not there is an empty cell."""
     rows = with_levels(read_cells(path), study.factors)
-    if "id" not in rows.columns or rows.empty:
+    if "id" not in rows.columns:
         raise LabError(f"{path}: needs a column id, a column a factor, and a row a run")
+    if (lacking := rows["id"].isna()).any():
+        raise LabError(f"{path}: row {int(lacking.argmax()) + 1} has no id")
     return rows.set_index("id")

@@ -169,12 +169,43 @@ def _is_whole(anchor: Anchor, factors: Sequence[Factor]) -> bool:
     for name in anchor.levels:
         if name not in names:
             raise LabError(f"the anchor has a level of {name!r}, which is not a factor")
-    here = [f for f in factors if f.hard and all(anchor.levels.get(p) == v for p, v in f.within.items())]
-    given = [f.name for f in here if f.name in anchor.levels]
-    if given and len(given) < len(here):
-        missing = ", ".join(f.name for f in here if f.name not in given)
-        raise LabError(f"the anchor has no level of {missing}; give all hard factors a level, or none")
-    return bool(given)
+    here = [f.name for f in factors if f.hard and _exists(f, anchor.levels)]
+    whole = any(f.hard and f.name in anchor.levels for f in factors)
+    if whole and (missing := [name for name in here if name not in anchor.levels]):
+        raise LabError(
+            f"the anchor has no level of {', '.join(missing)}; give all hard factors a level, or none"
+        )
+    return whole
+
+
+def check_anchor(anchor: Anchor, schedule: Schedule, factors: Sequence[Factor]) -> list[dict[str, Level]]:
+    """The levels that the anchor's runs have, in each start that it is in: its own, the others of the start.
+
+    Raises LabError where a factor has none, or has one and does not exist there.
+    """
+    found = []
+    for start in schedule.starts:
+        if ANCHOR not in start.runs:
+            continue
+        levels = {k: v for k, v in {**start.levels, **anchor.levels}.items() if v is not None}
+        here = [factor.name for factor in factors if _exists(factor, levels)]
+        if missing := [name for name in here if name not in levels]:
+            raise LabError(
+                f"the anchor has no level of {', '.join(missing)}, so it cannot be run; give it one in "
+                "design.anchors.at"
+            )
+        if absent := [name for name in levels if name not in here]:
+            where = ", ".join(f"{name}={level}" for name, level in start.levels.items() if level is not None)
+            raise LabError(
+                f"the anchor has a level of {', '.join(absent)}, which does not exist in a start of {where}; "
+                "take it out of design.anchors.at"
+            )
+        found.append(levels)
+    return found
+
+
+def _exists(factor: Factor, levels: Mapping[str, Level]) -> bool:
+    return all(levels.get(name) == level for name, level in factor.within.items())
 
 
 def _with_anchors(runs: list[str], every: int) -> list[str]:

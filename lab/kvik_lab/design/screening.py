@@ -10,7 +10,6 @@ each partly aliased with many interactions.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -22,6 +21,9 @@ from kvik_lab.errors import LabError
 
 LETTERS = "ABCDEFGHJKLMNOPQRSTUVWXYZ"
 """Names of columns; I is the identity."""
+
+MOST_RUNS = 1024
+"""Larger fractions are not looked for."""
 
 
 def two_level_factorial(columns: int) -> FloatArray:
@@ -46,49 +48,47 @@ def fraction(columns: int, generators: Sequence[str]) -> FloatArray:
 
 def defining_words(columns: int, generators: Sequence[str]) -> tuple[str, ...]:
     """The words that equal I (or -I), shortest first: all products of the generators' words."""
-    base = columns - len(generators)
-    single = [word | 1 << (base + k) for k, (word, _) in enumerate(_read(columns, generators))]
-    found = []
-    for size in range(1, len(single) + 1):
-        for pick in itertools.combinations(single, size):
-            word = 0
-            for one in pick:
-                word ^= one
-            found.append("".join(LETTERS[k] for k in _bits(word, columns)))
+    found = ["".join(LETTERS[k] for k in _bits(word, columns)) for word in _words(columns, generators)]
     return tuple(sorted(found, key=lambda word: (len(word), word)))
 
 
-def resolution(columns: int, generators: Sequence[str]) -> int:
-    """The length of the shortest defining word; columns + 1 for the full factorial, which has none."""
-    words = defining_words(columns, generators)
-    return len(words[0]) if words else columns + 1
+def resolution(columns: int, generators: Sequence[str], pairs: Sequence[int] = ()) -> int:
+    """The length of the shortest defining word; columns + 1 for the full factorial, which has none.
+
+    Two columns of one factor (`pairs_of`) count as one letter: their product is a main effect of it, like
+    each of them.
+    """
+    return min((_length(word, pairs) for word in _words(columns, generators)), default=columns + 1)
 
 
-def find_generators(columns: int, wanted: int) -> tuple[str, ...]:
+def find_generators(
+    columns: int, wanted: int, pairs: Sequence[int] = (), runs: int = MOST_RUNS
+) -> tuple[str, ...]:
     """Generators of the smallest regular fraction of at least this resolution; none where only the full one
     is.
 
     Candidate words are tried longest first, and a choice is taken back as soon as a word gets too short.
-    Raises LabError where that would take more than 2**10 runs.
+    Raises LabError where that would take more than so many runs, or more than MOST_RUNS.
     """
-    if wanted < 3 or not 2 <= columns <= 20:
-        raise LabError("resolution is 3 or more, of 2 to 20 columns")
-    for base in range(1, min(columns, 10) + 1):
+    if wanted < 3 or not 1 <= columns <= 20:
+        raise LabError("resolution is 3 or more, of 1 to 20 columns")
+    most = min(runs, MOST_RUNS)
+    for base in range(1, min(columns, most.bit_length() - 1) + 1):
         words = [w for w in range(1, 2**base) if w.bit_count() >= wanted - 1]
         words.sort(key=lambda word: (-word.bit_count(), word))
-        chosen = _choose(words, columns - base, base, wanted, [0], 0)
+        chosen = _choose(words, columns - base, base, wanted, pairs, [0], 0)
         if chosen is not None:
             return tuple(
                 f"{LETTERS[base + k]}={''.join(LETTERS[b] for b in _bits(word, base))}"
                 for k, word in enumerate(chosen)
             )
     raise LabError(
-        f"resolution {wanted} of {columns} columns takes more than 1024 runs; screen fewer factors"
+        f"resolution {wanted} of {columns} columns takes more than {most} runs; screen fewer factors"
     )
 
 
 def _choose(
-    words: list[int], more: int, base: int, wanted: int, group: list[int], begin: int
+    words: list[int], more: int, base: int, wanted: int, pairs: Sequence[int], group: list[int], begin: int
 ) -> list[int] | None:
     """`more` words from `words[begin:]` such that no product of any of them is shorter than wanted."""
     if more == 0:
@@ -97,9 +97,9 @@ def _choose(
     for k in range(begin, len(words)):
         word = words[k] | 1 << place
         longer = [word ^ other for other in group]
-        if min(w.bit_count() for w in longer) < wanted:
+        if min(_length(w, pairs) for w in longer) < wanted:
             continue
-        rest = _choose(words, more - 1, base, wanted, group + longer, k + 1)
+        rest = _choose(words, more - 1, base, wanted, pairs, group + longer, k + 1)
         if rest is not None:
             return [*rest, words[k]]
     return None
@@ -138,6 +138,12 @@ def plackett_burman(columns: int) -> FloatArray:
 def columns_needed(factors: Sequence[Factor]) -> int:
     """How many two-level columns a screening plan of these factors takes (see `map_levels`)."""
     return sum(_width(factor) for factor in factors)
+
+
+def pairs_of(factors: Sequence[Factor]) -> tuple[int, ...]:
+    """The columns of each factor that takes two of them, as bits."""
+    widths = [_width(factor) for factor in factors]
+    return tuple(0b11 << sum(widths[:k]) for k, width in enumerate(widths) if width == 2)
 
 
 def map_levels(matrix: FloatArray, factors: Sequence[Factor]) -> pd.DataFrame:
@@ -201,6 +207,19 @@ def _read(columns: int, generators: Sequence[str]) -> list[tuple[int, int]]:
             raise LabError(f"generator {text!r} does not fit here: {want}")
         found.append((sum(1 << LETTERS.index(letter) for letter in letters), sign))
     return found
+
+
+def _words(columns: int, generators: Sequence[str]) -> list[int]:
+    """The products of the generators' words, as bits of columns."""
+    base = columns - len(generators)
+    found = [0]
+    for k, (word, _) in enumerate(_read(columns, generators)):
+        found += [other ^ word ^ 1 << (base + k) for other in found]
+    return found[1:]
+
+
+def _length(word: int, pairs: Sequence[int]) -> int:
+    return word.bit_count() - sum(word & pair == pair for pair in pairs)
 
 
 def _bits(word: int, width: int) -> list[int]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import math
-from collections.abc import Mapping
-from enum import Enum
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from pydantic_core import to_json
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
@@ -32,10 +29,17 @@ LISTED = 12
 """Ids that are listed before "and so many more"."""
 
 
+def wide_console() -> Console:
+    """Standard output, as wide as the tables need."""
+    console = Console()
+    console.width = max(console.width, WIDTH)
+    return console
+
+
 def as_json(value: Plan | Pilot | Effects) -> str:
     """The whole value, indented; a frame as a list of rows with their `id`, a level that is not there as
     null."""
-    return json.dumps(_plain(value), indent=2, allow_nan=False)
+    return to_json(value, indent=2, inf_nan_mode="null", fallback=_plain).decode()
 
 
 def print_plan(plan: Plan, console: Console) -> None:
@@ -284,20 +288,8 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(names[:LISTED]) + more
 
 
-def _plain(value: Any) -> Any:
-    """Values of the standard library only."""
+def _plain(value: pd.DataFrame | np.generic) -> Any:
+    """What only pandas and numpy know, of plain values."""
     if isinstance(value, pd.DataFrame):
-        return [{"id": str(k), **{str(n): _plain(v) for n, v in row.items()}} for k, row in value.iterrows()]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): _plain(one) for name, one in value.items()}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, list | tuple):
-        return [_plain(one) for one in value]
-    if isinstance(value, np.generic):
-        return _plain(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
+        return [{"id": str(k), **row} for k, row in value.to_dict("index").items()]
+    return value.item()

@@ -58,7 +58,7 @@ def parse(text: str, source: str, columns: Columns) -> Starts:
     reader = csv.DictReader(text.splitlines(), strict=True)
     names = [n.strip() for n in reader.fieldnames or []]
     reader.fieldnames = names
-    _check_header(names, columns, source)
+    check_header(names, columns, source)
     rows: dict[str, dict[int, tuple[float, int]]] = {}
     blocks: dict[str, str] = {}
     try:
@@ -67,7 +67,7 @@ def parse(text: str, source: str, columns: Columns) -> Starts:
             if None in row or None in row.values():
                 raise LabError(f"{where}: has not the {len(names)} columns that the header names")
             start = row[columns.start].strip() if columns.start in names else "1"
-            iteration = _iteration(row[columns.iteration], where, columns.iteration)
+            iteration = whole(row[columns.iteration], where, columns.iteration)
             value = _value(row[columns.value], where, columns.value)
             seen = rows.setdefault(start, {})
             if iteration in seen:
@@ -86,7 +86,9 @@ def parse(text: str, source: str, columns: Columns) -> Starts:
     return Starts(source, values, blocks)
 
 
-def _check_header(names: list[str], columns: Columns, source: str) -> None:
+def check_header(names: list[str], columns: Columns, source: str) -> None:
+    """Raise LabError for a name that is there twice, and for a column that is needed or was named and is not
+    there."""
     if not names or not any(names):
         raise LabError(f"{source}: is empty; it takes a header such as start,iteration,value")
     twice = sorted({n for n in names if names.count(n) > 1})
@@ -105,7 +107,8 @@ def _check_header(names: list[str], columns: Columns, source: str) -> None:
             )
 
 
-def _iteration(text: str, where: str, name: str) -> int:
+def whole(text: str, where: str, name: str) -> int:
+    """The number of an iteration; LabError where it is none."""
     try:
         return int(text)
     except ValueError as error:

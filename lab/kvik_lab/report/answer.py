@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from kvik_lab.infer.compare import Comparison, Conclusion
+from kvik_lab.infer.judge import Plan
 from kvik_lab.report.cells import Missing, State, short
 from kvik_lab.report.cells import change as as_change
 from kvik_lab.report.look import Compared, Rules
@@ -29,7 +30,7 @@ def answer(
 ) -> Answer:
     """What the page says first."""
     claims = [difference(f"C{n}", data, base, one, rules) for n, one in enumerate(compared, 1)]
-    claims += crossovers(data, by_size)
+    crossing = crossovers(data, by_size)
     arms = [arm for arm in data.arms if arm != base]
     others = " or ".join(arms) if len(arms) <= MOST_ARMS else f"any of {len(arms)} others"
     at = f", by {', '.join(data.others)}" if data.others else ""
@@ -38,10 +39,10 @@ def answer(
     question = rules.question or f"Which {what}, {base} or {others}{at}?"
     return Answer(
         question,
-        marked(sentence(data, base, compared, claims, rules), {**data.facts, **rules.facts}),
+        marked(sentence(data, base, compared, crossing, rules), {**data.facts, **rules.facts}),
         sure(compared, rules),
         change(compared, rules),
-        tuple(claims),
+        (*claims, *crossing),
         _facts(data, rules),
         *(("more time", "less time") if rules.unit in SECONDS else ("higher", "lower")),
         base,
@@ -121,16 +122,16 @@ def crossovers(data: Data, by_size: tuple[Sized, ...]) -> list[Claim]:
     """Where the order of two arms changes, as far as sizes were measured."""
     out: list[Claim] = []
     for each in by_size:
+        begin = f"At {each.at}: " if each.at else ""
+        row = ", ".join(filter(None, ("crossover", each.at)))
         for arm, found, why in each.crossings:
             name = f"X{len(out) + 1}"
             none = Missing(State.NOT_POSSIBLE)
             unit, rests = data.size or "", (each.figure.id,)
             if found is None:
-                text = f"Where {arm} and the base cross cannot be said."
+                text = f"{begin}Where {arm} and the base cross cannot be said."
                 out.append(
-                    Claim(
-                        name, text, none, unit, NoInterval(why), rests, Verdict.INSUFFICIENT, why, "crossover"
-                    )
+                    Claim(name, text, none, unit, NoInterval(why), rests, Verdict.INSUFFICIENT, why, row)
                 )
                 continue
             known = measured(found, data)
@@ -142,14 +143,15 @@ def crossovers(data: Data, by_size: tuple[Sized, ...]) -> list[Claim]:
                 interval = Interval(known.low, known.high, found.level)
             value = none if known.estimate is None else known.estimate
             notes = "; ".join(found.notes)
-            out.append(Claim(name, known.sentence, value, unit, interval, rests, verdict, notes, "crossover"))
+            text = begin + known.sentence
+            out.append(Claim(name, text, value, unit, interval, rests, verdict, notes, row))
     return out
 
 
 def sentence(
-    data: Data, base: str, compared: tuple[Compared, ...], claims: Sequence[Claim], rules: Rules
+    data: Data, base: str, compared: tuple[Compared, ...], crossing: Sequence[Claim], rules: Rules
 ) -> str:
-    """The answer in a sentence; of several arms, one for each."""
+    """The answer in a sentence; of several arms, one for each. Of several crossovers it has none."""
     if not compared:
         return "There is one arm only, and nothing to compare it with."
     arms = list(dict.fromkeys(one.arm for one in compared))
@@ -158,9 +160,9 @@ def sentence(
     ]
     if len(arms) > MOST_ARMS:
         told.append(f"{len(arms) - MOST_ARMS} more arms are below.")
-    crossing = [c.estimate for c in claims if c.where == "crossover" and c.verdict is Verdict.SUPPORTED]
-    if len(arms) == 1 and len(crossing) == 1 and not isinstance(crossing[0], Missing):
-        told.append(f"They cross near {short(crossing[0])} {data.size}.")
+    only = crossing[0] if len(crossing) == 1 else None
+    if only is not None and only.verdict is Verdict.SUPPORTED and not isinstance(only.estimate, Missing):
+        told.append(f"They cross near {short(only.estimate)} {data.size}.")
     return " ".join(told)
 
 
@@ -223,7 +225,7 @@ def sure(compared: tuple[Compared, ...], rules: Rules) -> str:
         if family == 1
         else f"All {family} intervals of this page hold together with {level} at least"
     )
-    unit = "pairs of starts" if found[0].plan.name == "PAIRED" else "starts an arm"
+    unit = "pairs of starts" if all(f.plan is Plan.PAIRED for f in found) else "starts an arm"
     left = len({name for f in found for name in f.odd})
     odd = f" {left} odd starts are left out, by a rule stated before." if left > 1 else ""
     odd = " One odd start is left out, by a rule stated before." if left == 1 else odd

@@ -12,7 +12,7 @@ from kvik_lab.infer.judge import RULE
 from kvik_lab.infer.order import quantile_over_starts
 from kvik_lab.infer.states import State as ServerState
 from kvik_lab.infer.states import states
-from kvik_lab.report.answer import answer
+from kvik_lab.report.answer import answer, where
 from kvik_lab.report.cells import Estimate, Missing, State, show_estimate
 from kvik_lab.report.figures import (
     Distributions,
@@ -47,7 +47,7 @@ def build_report(data: Data, rules: Rules, title: str) -> Report:
     crossovers = _crossovers(data)
     compared = compare_all(data, base, rules, settled, crossovers)
     family = next((c.found.comparisons for c in compared if c.found is not None), max(1, crossovers))
-    by_size = _sizes(data, base, looked, rules, family)
+    by_size = _sizes(data, base, looked, compared, rules, family)
     sections = [_measured(data, looked, settled, rules)]
     if by_size:
         sections.append(_size_section(by_size))
@@ -61,11 +61,6 @@ def build_report(data: Data, rules: Rules, title: str) -> Report:
         limits(data, looked, compared, by_size, rules),
     ]
     return Report(title, tuple(sections), answer(data, base, compared, by_size, rules))
-
-
-def words(data: Data, condition: tuple[str, ...]) -> str:
-    """A condition as text."""
-    return ", ".join(f"{n} {v}" for n, v in zip(data.others, condition, strict=True)) or "all"
 
 
 def _measured(data: Data, looked: tuple[Looked, ...], settled: Settled, rules: Rules) -> Section:
@@ -162,7 +157,7 @@ def _series(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
         series = [
             s for x in looked if x.cell.condition == condition for s in _ordered(x, f"{x.cell.arm}, start ")
         ]
-        title = f"In run order: {words(data, condition)}"
+        title = f"In run order: {where(data, condition) or 'all'}"
         figures.append(RunOrder(f"series-{number}", title, f"value, {rules.unit}", tuple(series)))
     text = (
         "One colour a start, in the order in which starts are listed, from blue to red. Points are values in "
@@ -200,7 +195,7 @@ def _distributions(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Sect
             found = tuple(Quantile(p, _percentile(x, p, rules)) for p in QUANTILES)
             groups.append(Group(x.cell.arm, tuple(float(v) for part in parts for v in part), found))
         if groups:
-            title = f"Distribution of the steady parts: {words(data, condition)}"
+            title = f"Distribution of the steady parts: {where(data, condition) or 'all'}"
             figures.append(
                 Distributions(f"distribution-{number}", title, f"value, {rules.unit}", tuple(groups))
             )
@@ -276,8 +271,7 @@ def _factors(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
             continue
         levels = tuple(dict.fromkeys(c[number] for c in data.conditions))
         lines = tuple(
-            Line(arm, tuple(_over(looked, arm, number, level, len(data.others)) for level in levels))
-            for arm in data.arms
+            Line(arm, tuple(_over(looked, arm, number, level) for level in levels)) for arm in data.arms
         )
         title = f"{name}: mean over the other factors"
         figures.append(Factor(f"factor-{number + 1}", title, name, f"mean, {rules.unit}", levels, lines))
@@ -285,14 +279,17 @@ def _factors(data: Data, looked: tuple[Looked, ...], rules: Rules) -> Section:
     return Section("factors", "Factors", (text,), (), tuple(figures))
 
 
-def _over(looked: tuple[Looked, ...], arm: str, number: int, level: str, factors: int) -> Estimate:
-    """The mean of cells at a level, which would be of other cells if one were left out."""
-    cells = [x.headline for x in looked if x.cell.arm == arm and x.cell.condition[number] == level]
-    conditions = {x.cell.condition for x in looked if x.cell.condition[number] == level}
-    if len(cells) < len(conditions):
+def _over(looked: tuple[Looked, ...], arm: str, number: int, level: str) -> Estimate:
+    """The mean of an arm's cells at a level. All are over the same levels of the other factors, or their
+    differences would be of these."""
+
+    def rest(one: Looked) -> tuple[str, ...]:
+        return one.cell.condition[:number] + one.cell.condition[number + 1 :]
+
+    here = [x for x in looked if x.cell.arm == arm and x.cell.condition[number] == level]
+    if {rest(x) for x in here} < {rest(x) for x in looked}:
         return Estimate(Missing(State.NOT_MEASURED, "not at every level of the other factors"))
-    if factors == 1 and len(cells) == 1:
-        return cells[0]
+    cells = [x.headline for x in here]
     values = [c.value for c in cells if not isinstance(c.value, Missing)]
     if len(values) < len(cells):
         return Estimate(Missing(State.NOT_POSSIBLE, "a mean that it would take is missing"))
@@ -311,15 +308,19 @@ def _crossovers(data: Data) -> int:
     return len(_rests(data)) * (len(data.arms) - 1)
 
 
-def _sizes(data: Data, base: str, looked: tuple[Looked, ...], rules: Rules, family: int) -> tuple[Sized, ...]:
-    names = tuple(n for n in data.others if n != data.size)
-    found = []
-    for number, rest in enumerate(_rests(data), 1):
-        at = ", ".join(f"{n} {v}" for n, v in zip(names, rest, strict=True))
-        title = "Time against size" + (f": {at}" if at else "")
-        level = 1 - rules.alpha / family
-        found.append(sized(f"size-{number}", title, data, rest, base, looked, rules, level))
-    return tuple(found)
+def _sizes(
+    data: Data,
+    base: str,
+    looked: tuple[Looked, ...],
+    compared: tuple[Compared, ...],
+    rules: Rules,
+    family: int,
+) -> tuple[Sized, ...]:
+    level = 1 - rules.alpha / family
+    return tuple(
+        sized(f"size-{number}", data, rest, base, looked, compared, rules, level)
+        for number, rest in enumerate(_rests(data), 1)
+    )
 
 
 def _size_section(by_size: tuple[Sized, ...]) -> Section:
@@ -328,5 +329,5 @@ def _size_section(by_size: tuple[Sized, ...]) -> Section:
         "of its mean. The shaded band is where the data allow a crossover, among the sizes measured."
     ]
     for each in by_size:
-        text += list(each.notes)
+        text += [f"At {each.at}: {note}" if each.at else note for note in each.notes]
     return Section("size", "Time against size", tuple(text), (), tuple(x.figure for x in by_size))

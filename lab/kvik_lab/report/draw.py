@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import chain, groupby
 from typing import Any
 
@@ -15,8 +16,10 @@ from kvik_lab.report.figures import (
     Figure,
     Forest,
     HeatMap,
+    Line,
     Lines,
     Ordered,
+    Point,
     Roofline,
     RunOrder,
     SizeTime,
@@ -31,7 +34,6 @@ from kvik_lab.report.marks import (
     band,
     categories,
     colour,
-    curve_traces,
     faint,
     foot,
     label,
@@ -159,7 +161,6 @@ def _distributions(figure: Distributions) -> Json:
             }
         )
         there = [q for q in group.quantiles if known(q.estimate.value) is not None]
-        bars = reach(q.estimate for q in there)
         if there:
             names = [f"{group.name}, quantile {q.probability:g}: {show_estimate(q.estimate)}" for q in there]
             points: Json = {
@@ -173,14 +174,13 @@ def _distributions(figure: Distributions) -> Json:
                 "hovertemplate": "%{text}<extra></extra>",
                 "marker": {"color": tone, "size": 8, "symbol": "diamond"},
             }
-            data.append(points if bars is None else {**points, "error_x": {**bars, "color": tone}})
+            data.append(points | reach("x", tone, (q.estimate for q in there)))
     shares_axis = axis("share of values up to this", range=[0, 1.03])
     return {"data": data, "layout": {"xaxis": axis(figure.x), "yaxis": shares_axis, "height": 380}}
 
 
 def _forest(figure: Forest) -> Json:
     there = [(at, e) for at, e in enumerate(figure.effects) if known(e.estimate.value) is not None]
-    bars = reach(e.estimate for _, e in there)
     points: Json = {
         "type": "scatter",
         "mode": "markers",
@@ -190,9 +190,8 @@ def _forest(figure: Forest) -> Json:
         "text": [label(f"{e.name}: {show_estimate(e.estimate)}", 110) for _, e in there],
         "hovertemplate": "%{text}<extra></extra>",
         "marker": {"color": colour(0), "size": 9, "symbol": "square"},
+        **reach("x", colour(0), (e.estimate for _, e in there)),
     }
-    if bars is not None:
-        points["error_x"] = {**bars, "color": colour(0)}
     shapes = [upright(figure.reference)]
     if figure.margin is not None:
         low, high = figure.reference / (1 + figure.margin), figure.reference * (1 + figure.margin)
@@ -216,7 +215,14 @@ def _forest(figure: Forest) -> Json:
 
 
 def _factor(figure: Factor) -> Json:
-    data, notes = _over_levels(figure, "lines+markers", 0.06)
+    data, notes = _over_levels(figure.lines, 0.06)
+    for at, trace in enumerate(data):
+        line = {"color": colour(at), "width": 1.8}
+        trace |= {"type": "scatter", "mode": "lines+markers", "line": line}
+        trace |= {
+            "marker": {"color": colour(at), "size": 8},
+            **reach("y", colour(at), figure.lines[at].cells),
+        }
     layout = {
         "xaxis": categories(figure.levels, figure.x, range=[-0.5, len(figure.levels) - 0.5]),
         "yaxis": axis(figure.y),
@@ -227,28 +233,11 @@ def _factor(figure: Factor) -> Json:
 
 
 def _bars(figure: Bars) -> Json:
-    data: list[Json] = []
-    notes: list[Json] = []
-    count = len(figure.lines)
-    width = 0.8 / max(1, count)
-    for at, line in enumerate(figure.lines):
-        places = [i + (at - (count - 1) / 2) * width for i in range(len(line.cells))]
-        bars = reach(line.cells)
-        trace: Json = {
-            "type": "bar",
-            "name": label(line.name),
-            "x": places,
-            "width": 0.92 * width,
-            "y": [known(cell.value) for cell in line.cells],
-            "text": [label(f"{line.name}: {show_estimate(cell)}", 90) for cell in line.cells],
-            "textposition": "none",
-            "hovertemplate": "%{text}<extra></extra>",
-            "marker": {"color": colour(at)},
-        }
-        data.append(trace if bars is None else {**trace, "error_y": {**bars, "color": GREY}})
-        for x, cell in zip(places, line.cells, strict=True):
-            if isinstance(cell.value, Missing):
-                notes.append(absent(cell.value, **foot(x)))
+    width = 0.8 / max(1, len(figure.lines))
+    data, notes = _over_levels(figure.lines, width)
+    for at, trace in enumerate(data):
+        trace |= {"type": "bar", "width": 0.92 * width, "textposition": "none"}
+        trace |= {"marker": {"color": colour(at)}, **reach("y", GREY, figure.lines[at].cells)}
     layout = {
         "xaxis": categories(figure.levels, figure.x, range=[-0.6, len(figure.levels) - 0.4]),
         "yaxis": axis(figure.y),
@@ -260,25 +249,22 @@ def _bars(figure: Bars) -> Json:
     return {"data": data, "layout": layout}
 
 
-def _over_levels(figure: Factor, mode: str, apart: float) -> tuple[list[Json], list[Json]]:
+def _over_levels(lines: Sequence[Line], apart: float) -> tuple[list[Json], list[Json]]:
+    """What traces of lines have in common, those of a level beside each other, and words where numbers are
+    missing."""
     data: list[Json] = []
     notes: list[Json] = []
-    for at, line in enumerate(figure.lines):
-        shift = (at - (len(figure.lines) - 1) / 2) * apart
-        places = [i + shift for i in range(len(line.cells))]
-        trace: Json = {
-            "type": "scatter",
-            "mode": mode,
-            "name": label(line.name),
-            "x": places,
-            "y": [known(cell.value) for cell in line.cells],
-            "text": [label(f"{line.name}: {show_estimate(cell)}", 90) for cell in line.cells],
-            "hovertemplate": "%{text}<extra></extra>",
-            "line": {"color": colour(at), "width": 1.8},
-            "marker": {"color": colour(at), "size": 8},
-        }
-        bars = reach(line.cells)
-        data.append(trace if bars is None else {**trace, "error_y": {**bars, "color": colour(at)}})
+    for at, line in enumerate(lines):
+        places = [i + (at - (len(lines) - 1) / 2) * apart for i in range(len(line.cells))]
+        data.append(
+            {
+                "name": label(line.name),
+                "x": places,
+                "y": [known(cell.value) for cell in line.cells],
+                "text": [label(f"{line.name}: {show_estimate(cell)}", 90) for cell in line.cells],
+                "hovertemplate": "%{text}<extra></extra>",
+            }
+        )
         for x, cell in zip(places, line.cells, strict=True):
             if isinstance(cell.value, Missing):
                 notes.append(absent(cell.value, **foot(x)))
@@ -397,37 +383,29 @@ def _part(name: str, bars: list[tuple[int, float, float]], index: int) -> Json:
 
 
 def _lines(figure: Lines) -> Json:
-    data = list(chain.from_iterable(curve_traces(curve, at) for at, curve in enumerate(figure.curves)))
+    traces = [point_traces(c.points, c.name, at, c.fitted) for at, c in enumerate(figure.curves)]
     points = [point for curve in figure.curves for point in curve.points]
-    reach_x = (min((p.x for p in points), default=0.0), max((p.x for p in points), default=1.0))
-    shapes, words = mark_shapes(figure.marks, reach_x, figure.log_x)
-    layout = {
-        "xaxis": axis(figure.x, **_scale(figure.log_x, [p.x for p in points])),
-        "yaxis": axis(figure.y, **_scale(figure.log_y, [known(p.y.value) for p in points])),
-        "shapes": shapes,
-        "annotations": words + absent_points(points, figure.log_x),
-        "height": 400,
-        "showlegend": True,
-    }
-    return {"data": data, "layout": layout}
+    return _curves(figure, traces, points, figure.log_x, figure.log_y)
 
 
 def _roofline(figure: Roofline) -> Json:
-    roofs = tuple(curve for curve in figure.ceilings)
-    data: list[Json] = []
-    for at, curve in enumerate(figure.measured):
-        data += point_traces(curve.points, curve.name, at, False, "markers")
-    for at, curve in enumerate(roofs, len(figure.measured)):
-        data += point_traces(curve.points, curve.name, at, True)
-    points = [point for curve in (*roofs, *figure.measured) for point in curve.points]
-    reach_x = (min((p.x for p in points), default=1.0), max((p.x for p in points), default=10.0))
-    shapes, words = mark_shapes(figure.marks, reach_x, True)
+    measured = [point_traces(c.points, c.name, at, False, "markers") for at, c in enumerate(figure.measured)]
+    roofs = [point_traces(c.points, c.name, at, True) for at, c in enumerate(figure.ceilings, len(measured))]
+    points = [point for curve in (*figure.ceilings, *figure.measured) for point in curve.points]
+    return _curves(figure, measured + roofs, points, True, True)
+
+
+def _curves(
+    figure: Lines | Roofline, traces: list[list[Json]], points: list[Point], log_x: bool, log_y: bool
+) -> Json:
+    places = [point.x for point in points] or [1.0, 10.0]
+    shapes, words = mark_shapes(figure.marks, (min(places), max(places)), log_x)
     layout = {
-        "xaxis": axis(figure.x, **_scale(True, [p.x for p in points])),
-        "yaxis": axis(figure.y, **_scale(True, [known(p.y.value) for p in points])),
+        "xaxis": axis(figure.x, **_scale(log_x, [p.x for p in points])),
+        "yaxis": axis(figure.y, **_scale(log_y, [known(p.y.value) for p in points])),
         "shapes": shapes,
-        "annotations": words + absent_points(points, True),
-        "height": 420,
+        "annotations": words + absent_points(points, log_x),
+        "height": 400,
         "showlegend": True,
     }
-    return {"data": data, "layout": layout}
+    return {"data": list(chain.from_iterable(traces)), "layout": layout}

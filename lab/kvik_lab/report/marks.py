@@ -9,7 +9,7 @@ from html import escape
 from typing import Any
 
 from kvik_lab.report.cells import Estimate, Missing, known, show_estimate
-from kvik_lab.report.figures import Curve, Mark, Point
+from kvik_lab.report.figures import Mark, Point
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#a6761d", "#56b4e9", "#7a5cc0", "#8c8c8c")
 GREY = "#888888"
@@ -60,8 +60,8 @@ def absent(missing: Missing, **where: Any) -> Json:
     return {"text": text, "hovertext": label(str(missing), 90), "showarrow": False, "font": font, **where}
 
 
-def reach(estimates: Iterable[Estimate]) -> Json | None:
-    """Error bars to the bounds of intervals; None where none has any."""
+def reach(axis: str, tone: str, estimates: Iterable[Estimate]) -> Json:
+    """Error bars along `x` or `y` to the bounds of intervals, a part of a trace; empty where none has any."""
     up, down = [], []
     for estimate in estimates:
         value = known(estimate.value)
@@ -69,19 +69,16 @@ def reach(estimates: Iterable[Estimate]) -> Json | None:
         up.append(max(0.0, estimate.high - value) if ok and estimate.high is not None else 0.0)  # type: ignore[operator]
         down.append(max(0.0, value - estimate.low) if ok and estimate.low is not None else 0.0)  # type: ignore[operator]
     if not any(up) and not any(down):
-        return None
-    return {"type": "data", "symmetric": False, "array": up, "arrayminus": down, "thickness": 1.5, "width": 4}
-
-
-def curve_traces(curve: Curve, index: int, **more: Any) -> list[Json]:
-    """A curve, with a band where it is fitted and has bounds, or else with error bars."""
-    return point_traces(curve.points, curve.name, index, curve.fitted, **more)
+        return {}
+    style = {"thickness": 1.5, "width": 4, "color": tone}
+    return {f"error_{axis}": {"type": "data", "symmetric": False, "array": up, "arrayminus": down, **style}}
 
 
 def point_traces(
-    points: Sequence[Point], name: str, index: int, fitted: bool, mode: str = "lines+markers", **more: Any
+    points: Sequence[Point], name: str, index: int, fitted: bool, mode: str = "lines+markers"
 ) -> list[Json]:
-    """Points as a line that breaks where a number is missing."""
+    """Points as a line that breaks where a number is missing: with a band where it is fitted and has bounds,
+    else with error bars."""
     tone = colour(index)
     x = [point.x for point in points]
     trace: Json = {
@@ -95,11 +92,9 @@ def point_traces(
         "connectgaps": False,
         "line": {"color": tone, "dash": "dash" if fitted else "solid", "width": 1.8},
         "marker": {"color": tone, "size": 7},
-        **more,
     }
     if not fitted:
-        bars = reach(point.y for point in points)
-        return [trace if bars is None else {**trace, "error_y": {**bars, "color": tone}}]
+        return [trace | reach("y", tone, (point.y for point in points))]
     bounded = [p for p in points if p.y.low is not None and p.y.high is not None]
     return [*_band(bounded, tone), trace] if bounded else [trace]
 
@@ -170,13 +165,14 @@ def band(low: float, high: float) -> Json:
     }
 
 
-def upright(x: float, dash: str = "dot") -> Json:
+_DOTTED = {"color": GREY, "width": 1.5, "dash": "dot"}
+
+
+def upright(x: float) -> Json:
     """An upright line over the whole height."""
-    line = {"color": GREY, "width": 1.5, "dash": dash}
-    return {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": line}
+    return {"type": "line", "xref": "x", "yref": "paper", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": _DOTTED}
 
 
 def level_line(y: float) -> Json:
     """A level line over the whole width."""
-    line = {"color": GREY, "width": 1.5, "dash": "dot"}
-    return {"type": "line", "xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": line}
+    return {"type": "line", "xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": y, "y1": y, "line": _DOTTED}

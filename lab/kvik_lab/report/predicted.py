@@ -17,6 +17,7 @@ from kvik_lab.report.look import Compared, Rules, compare_all, settle_arms
 from kvik_lab.report.read import Choice, Data, read
 
 _FILE = click.Path(path_type=Path, dir_okay=False)
+UNIT = "tokens/s"
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,21 @@ class Columns:
 def rows(
     data: Data, base: str, machines: tuple[Machine, Machine], columns: Columns, batch: int, alpha: float
 ) -> list[Row]:
-    """Every condition of the data. Raises `LabError` for a column that is not there."""
-    rules = Rules(unit="tokens/s", base=base, alpha=alpha, smaller_is_better=False)
+    """Every condition of the data.
+
+    Raises `LabError` for a column that is not there, for values of something else than tokens a second, and
+    where more varies than a line names."""
+    if data.unit not in (None, UNIT):
+        raise LabError(
+            f"the values are in {data.unit}, and the prediction is of {UNIT}: --metric output_rate"
+        )
+    for name, usual in ((columns.model, None), (columns.tp, "tp"), (columns.pp, "pp")):
+        if name not in data.constant and name not in data.others and name != usual:
+            raise LabError(f"the data have no column {name!r}; name the right one, or add it")
+    for at, name in enumerate(data.others):
+        if name not in (columns.model, columns.tp, columns.pp) and len({c[at] for c in data.conditions}) > 1:
+            raise LabError(f"the data vary in {name}, too, which no line names; take one level of it")
+    rules = Rules(unit=UNIT, base=base, alpha=alpha, smaller_is_better=False)
     compared = compare_all(data, base, rules, settle_arms(data))
     found = [_row(one, data, machines, columns, batch) for one in compared]
     return sorted(found, key=lambda one: (one.model, one.tp, one.pp))
@@ -68,9 +82,7 @@ def rows(
 
 def _row(one: Compared, data: Data, machines: tuple[Machine, Machine], columns: Columns, batch: int) -> Row:
     levels = {**data.constant, **dict(zip(data.others, one.condition, strict=True))}
-    name, tp, pp = levels.get(columns.model), _whole(levels, columns.tp), _whole(levels, columns.pp)
-    if name is None:
-        raise LabError(f"the data have no column {columns.model!r}; name the one of the model with --model")
+    name, tp, pp = levels[columns.model], _whole(levels, columns.tp), _whole(levels, columns.pp)
     model = next((known for known in MODELS if known.name.lower() == name.lower()), None)
     predicted, why = None, one.why
     if model is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.table import Columns
+from kvik_lab.infer.table import Columns, check_header, whole
 from kvik_lab.report.cells import Missing, Number, State
 
 MOST_LEVELS = 60
@@ -215,11 +215,7 @@ def _rows(path: Path, name: str, choice: Choice) -> tuple[list[_Row], list[str]]
     if len(table) < 2:
         raise LabError(f"{path}: has no values; it takes a header such as start,iteration,value and rows")
     header = table[0][1]
-    for wanted, option in ((columns.iteration, "--iteration"), (columns.value, "--value")):
-        if wanted not in header:
-            raise LabError(f"{path}: has no column {wanted!r} among {', '.join(header)}; name it: {option}")
-    if len(set(header)) != len(header):
-        raise LabError(f"{path}: the header names a column twice: {', '.join(header)}")
+    check_header(header, columns, str(path))
     roles = {columns.start, columns.iteration, columns.value, columns.block, *choice.ignore}
     others = [n for n in header if n not in roles]
     told = [n for n in others if n not in (choice.arm, choice.size) and (is_fact(n) or n in (UNIT, RUN))]
@@ -241,18 +237,13 @@ def _row(
     told: Sequence[str],
     columns: Columns,
 ) -> _Row:
-    try:
-        iteration = int(cells[columns.iteration])
-    except ValueError as error:
-        text = cells[columns.iteration]
-        raise LabError(f"{where}: {columns.iteration} is {text!r}, not a whole number") from error
     return _Row(
         where,
         file,
         {name: cells[name] for name in factors},
         cells.get(columns.start, "1"),
         cells.get(columns.block, ""),
-        iteration,
+        whole(cells[columns.iteration], where, columns.iteration),
         _value(cells[columns.value], where, columns.value),
         {name: cells[name] for name in told if is_fact(name)},
         cells[UNIT] if UNIT in told else "",

@@ -10,6 +10,7 @@ import numpy as np
 
 from kvik_lab.errors import LabError
 from kvik_lab.infer.arrays import Floats
+from kvik_lab.infer.compare import Conclusion
 from kvik_lab.infer.judge import MOST_ODD
 from kvik_lab.physics.crossover import (
     AboveOnly,
@@ -28,7 +29,7 @@ from kvik_lab.physics.models import Inputs
 from kvik_lab.physics.predict import predict
 from kvik_lab.report.cells import Estimate, short, show
 from kvik_lab.report.figures import Arm, Crossing, Point, SizeTime, Stretch
-from kvik_lab.report.look import Looked, Rules
+from kvik_lab.report.look import Compared, Looked, Rules
 from kvik_lab.report.read import SIZES, Data
 
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -36,27 +37,36 @@ _BYTES = {"kb": 1e3, "mb": 1e6, "gb": 1e9, "kib": 2.0**10, "mib": 2.0**20, "gib"
 PLACES = 40
 
 
+Crossed = tuple[str, Crossover | None, str]
+"""An arm, its crossover with the base or None, and why there is none."""
+
+
 @dataclass(frozen=True)
 class Sized:
-    """A figure, with each crossover or the reason that there is none: (arm, base, crossover or None, why)."""
+    """A figure, with each crossover or the reason that there is none.
+
+    `at` says which levels the other factors have, and is empty where there are none."""
 
     figure: SizeTime
-    crossings: tuple[tuple[str, Crossover | None, str], ...]
+    at: str
+    crossings: tuple[Crossed, ...]
     notes: tuple[str, ...]
 
 
 def sized(
     id_: str,
-    title: str,
     data: Data,
     rest: tuple[str, ...],
     base: str,
     looked: tuple[Looked, ...],
+    compared: tuple[Compared, ...],
     rules: Rules,
     level: float,
 ) -> Sized:
     """Time against size where the other factors have the levels `rest`; crossovers have intervals at
-    `level`."""
+    `level`. One that the comparisons at single sizes contradict is not given."""
+    names = (n for n in data.others if n != data.size)
+    at = ", ".join(f"{n} {v}" for n, v in zip(names, rest, strict=True))
     arms: list[Arm] = []
     samples: dict[str, Samples] = {}
     notes: list[str] = []
@@ -78,16 +88,50 @@ def sized(
         left += [f"{name}: {without}"] if without else []
         if measured:
             arms.append(Arm(name, measured, model, formula))
+    here = [one for one in compared if _rest(data, one.condition) == rest]
     means = {n for n, s in samples.items() if s.start is None and _many(n, looked)}
     crossings = tuple(_cross(name, base, samples, means, level) for name in data.arms if name != base)
     crossings = tuple(
         (arm, None if found is None else replace(found, notes=(*found.notes, *_of(left, arm, base))), why)
-        for arm, found, why in crossings
+        for arm, found, why in (_held_against(here, one, base, data) for one in crossings)
     )
     notes += [f"{one}." for one in left]
     shown = tuple(_crossing(found, data) for _, found, _ in crossings if found is not None)
+    title = "Time against size" + (f": {at}" if at else "")
     figure = SizeTime(id_, title, data.size or "size", f"mean, {rules.unit}", tuple(arms), shown)
-    return Sized(figure, crossings, tuple(notes))
+    return Sized(figure, at, crossings, tuple(notes))
+
+
+def _held_against(compared: Sequence[Compared], crossing: Crossed, base: str, data: Data) -> Crossed:
+    """A crossover of models, if what is decided at single sizes is in the order that it gives."""
+    arm, found, _ = crossing
+    if found is None:
+        return crossing
+    decided = [
+        (_size(data, one.condition), one.found.ratio.estimate > 1)
+        for one in compared
+        if one.arm == arm and one.found is not None and one.found.ratio is not None
+        if one.found.conclusion in (Conclusion.DIFFERENT, Conclusion.BOTH)
+    ]
+    said = measured(found, data)
+    orders = [{slower for _, slower in decided}]
+    if said.known is Known.BOUNDED and said.low is not None and said.high is not None:
+        orders = [
+            {slower for size, slower in decided if size < said.low},
+            {not slower for size, slower in decided if size > said.high},
+        ]
+    elif said.known is Known.OUTSIDE and not isinstance(found.region, tuple):
+        orders.append({_faster(found) == base})
+    elif said.known is Known.OPEN or said.known is Known.ORDER:
+        return crossing
+    if len(set().union(*orders)) < 2:
+        return crossing
+    above, below = (
+        ", ".join(show(size) for size, slower in decided if slower is wanted) or "none"
+        for wanted in (True, False)
+    )
+    why = f"the models' order is not that of single sizes: {arm} is above {base} at {above}, below at {below}"
+    return arm, None, why
 
 
 def _of(notes: Sequence[str], *arms: str) -> tuple[str, ...]:
@@ -186,9 +230,7 @@ def _model(samples: Samples, data: Data, rules: Rules) -> tuple[tuple[Point, ...
     return tuple(points), best.model.formula
 
 
-def _cross(
-    name: str, base: str, samples: dict[str, Samples], means: set[str], level: float
-) -> tuple[str, Crossover | None, str]:
+def _cross(name: str, base: str, samples: dict[str, Samples], means: set[str], level: float) -> Crossed:
     lost = [n for n in (base, name) if n not in samples]
     if lost:
         return name, None, f"{lost[0]} has no model"

@@ -11,7 +11,6 @@ import pandas as pd
 from kvik_lab.design.factor import Factor, Level
 from kvik_lab.design.from_study import Options, plan_study
 from kvik_lab.design.schedule import ANCHOR
-from kvik_lab.errors import LabError
 from kvik_lab.study import Study
 
 Levels = Mapping[str, Level | None]
@@ -55,7 +54,6 @@ def plan_slots(study: Study) -> tuple[Start, ...]:
             levels = rows[pattern]
             if pattern == ANCHOR:  # with easy levels only, it takes the others from its start
                 levels = {one: levels.get(one, start.levels.get(one)) for one in names}
-                _check_anchor(study, levels)
             slots.append(
                 Slot(f"{study.digest[:8]}-{name}-r{at:02}", order, pattern, levels, pattern == ANCHOR)
             )
@@ -73,17 +71,3 @@ def _levels(row: pd.Series, factors: Sequence[Factor]) -> dict[str, Level | None
         at = None if pd.isna(value) else factor.levels.index(value)
         found[factor.name] = None if at is None else factor.levels[at]
     return found
-
-
-def _check_anchor(study: Study, levels: Levels) -> None:
-    missing = [
-        factor.name
-        for factor in study.factors
-        if levels.get(factor.name) is None
-        and all(levels.get(name) == one for name, one in factor.within.items())
-    ]
-    if missing:
-        raise LabError(
-            f"{study.file}: the anchor has no level of {', '.join(missing)}, so it cannot be run; give it "
-            "one in design.anchors.at"
-        )

@@ -57,7 +57,7 @@ def _check_kind(spec: DesignSpec, draft: Draft) -> None:
             draft.wrong((*path, "layers"), f"layers in a design of kind {spec.kind}", remedy, key=True)
     if spec.kind in _RUNS_NEEDED and spec.runs is None:
         draft.wrong(path, f"a {spec.kind} design does not say how many runs", "add `runs: 40`", key=True)
-    if spec.kind in ("layered", "full") and spec.runs is not None:
+    if spec.kind in ("layered", "full", "screening") and spec.runs is not None:
         text = f"`runs` in a {spec.kind} design, which has as many as it has rows"
         draft.wrong((*path, "runs"), text, "take it away", key=True)
     if spec.kind != "d-optimal" and spec.focus:

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from scipy import stats
 
-from kvik_lab.design.effects import Effect, Effects, fit_effects
+from kvik_lab.design.effects import Columns, Effect, Effects, fit_effects
 from kvik_lab.design.effects_cli import effects_command, study_effects
 from kvik_lab.design.factor import Factor, Scale
 from kvik_lab.design.from_study import Options, plan_study, study_space
@@ -203,6 +203,10 @@ def test_the_command_prints_each_effect(plan: Plan, tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert "link: new vs old at tokens=1000" in done.output
+    assert (
+        "all intervals hold together in 95% of such experiments, each p is of its contrast alone"
+        in " ".join(done.output.split())
+    )
     told = CliRunner().invoke(effects_command, [str(STUDY), str(file), "--json"])
     assert len(json.loads(told.output)["effects"]) == len(plan.powers)
 
@@ -228,8 +232,24 @@ def test_an_effect_that_rows_cannot_tell_from_others_is_named() -> None:
         (lambda data: data.assign(start=[None, *data["start"][1:]]), "row 1: no start"),
         (lambda data: data.assign(backend="C"), "backend has no level 'C'"),
         (lambda data: data.drop(columns="tokens"), "no column 'tokens'"),
+        (
+            lambda data: data.rename(columns={"start": "server"}).assign(iteration=0),
+            "no column 'start' says of which",
+        ),
     ],
 )
 def test_data_that_do_not_fit_are_refused(change, words: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(LabError, match=words):
         fit_effects(MODEL, change(runs()))
+
+
+@pytest.mark.parametrize("columns", [Columns(start="server"), Columns(block="group")])
+def test_a_column_that_was_named_is_there(columns: Columns) -> None:
+    """Else every row would count as a start of its own."""
+    with pytest.raises(LabError, match=r"no column '(server|group)', named by --(start|block)"):
+        fit_effects(MODEL, runs(), columns=columns)
+
+
+def test_rows_without_a_start_are_said_to_be_independent() -> None:
+    found = fit_effects(MODEL, runs().drop(columns="start"), ("backend",))
+    assert found.notes == ("there is no column 'start': each row counts as a start of its own",)

@@ -1,6 +1,7 @@
 """Whole plans: what `kvik lab plan` says of the article's plan, and of others."""
 
 import json
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -136,6 +137,34 @@ def test_each_kind_gives_feasible_rows_with_ids_and_a_report(kind: Kind) -> None
         assert plan.single.rank == len(basis.model.columns)
 
 
+ANCHORED = """\
+study: links
+unit: {model: llama-3.1-8b}
+factors:
+  mode: {levels: [together, apart], restart: true}
+  link: {levels: [tcp, rdma], within: {mode: apart}, restart: true}
+  size: {levels: [1, 2, 4, 8]}
+constraints: [not (mode == 'together' and size > 4)]
+model: log(ttft) ~ mode + link + size
+design: {kind: full, anchors: {at: AT, every: 4}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("at", "said"),
+    [
+        # Of rdma, in starts of tcp and in such that have no link.
+        ("{link: rdma, size: 1}", "the anchor has no level of mode; give all hard factors a level, or none"),
+        ("{mode: together, link: tcp, size: 1}", "a level of link, which does not exist in a start of mode"),
+        ("{mode: apart, link: tcp}", "the anchor has no level of size, so it cannot be run"),
+        ("{size: 8}", "the anchor cannot be run: not (mode == 'together' and size > 4)"),
+    ],
+)
+def test_an_anchor_that_a_start_cannot_run_is_refused(at: str, said: str) -> None:
+    with pytest.raises(LabError, match=re.escape(said)):
+        plan_study(load_study(ANCHORED.replace("AT", at)), Options())
+
+
 SMALL = """\
 study: small
 unit: {model: llama-3.1-8b}
@@ -172,6 +201,48 @@ def test_what_runs_is_what_is_planned(kind: str, said: str, options: Options) ->
     if said == "order: williams":
         arms = [start.levels["link"] for start in plan.schedule.starts]
         assert arms[:4] == [*arms[:2], *arms[1::-1]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "said"),
+    [
+        ("full", Options(runs=4), "--runs says nothing of a full design"),
+        ("full", Options(focus=("link",)), "--focus says nothing of a full design"),
+        ("d-optimal", Options(focus=("link",), more=2, ran=pd.DataFrame()), "nothing of the rows to add"),
+    ],
+)
+def test_an_option_that_would_change_nothing_is_refused(kind: str, options: Options, said: str) -> None:
+    study = load_study(
+        SMALL.replace("KIND", kind).replace("runs: 8, ", "" if kind == "full" else "runs: 8, ")
+    )
+    with pytest.raises(LabError, match=said):
+        plan_study(study, options)
+
+
+def test_rows_that_are_added_twice_have_ids_of_their_own() -> None:
+    """What is planned of the second addition is of its rows, whatever those of the first are called."""
+    study = load_study(SMALL.replace("KIND", "d-optimal"))
+    first = plan_study(study, Options(ran=plan_study(study, Options()).rows, more=4)).rows
+    second = plan_study(study, Options(ran=first, more=4))
+    assert second.rows.index.is_unique
+    assert second.rows.index[-4:].tolist() == ["a05", "a06", "a07", "a08"]
+    renamed = plan_study(study, Options(ran=first.set_axis([f"x{k}" for k in range(12)]), more=4))
+    assert [c.se for c in second.scheduled.coefficients] == [c.se for c in renamed.scheduled.coefficients]
+    with pytest.raises(LabError, match="two rows that ran have the id 'a01'"):
+        plan_study(study, Options(ran=first.rename(index={"a02": "a01"}), more=4))
+
+
+def test_rows_are_added_beside_a_block_of_rows_that_ran() -> None:
+    """All of one link ran: rows of the other alone could not tell the link from what differs between then and
+    now."""
+    study = load_study(SMALL.replace("KIND", "d-optimal").replace("link * (size + size^2)", "link + size"))
+    ran = pd.DataFrame({"link": ["old"] * 4, "size": [1, 2, 4, 8]}, index=list("wxyz"), dtype=object)
+    plan = plan_study(study, Options(ran=ran, more=4))
+    assert set(plan.rows["link"].iloc[4:]) == {"old", "new"}
+    assert {one.contrast: one.se for one in plan.powers}["link: new vs old"] is not None
+    assert not any(c.aliased_with for c in plan.scheduled.coefficients)
+    with pytest.raises(LabError, match="take at least 2 runs"):
+        plan_study(study, Options(ran=ran, more=1))
 
 
 def test_rows_that_no_run_would_have_are_said_to_be_such() -> None:

@@ -3,10 +3,13 @@
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from kvik_lab.design.choose import Kind, Wish, choose_rows
 from kvik_lab.design.estimability import find_rank
 from kvik_lab.design.factor import Factor, Scale
+from kvik_lab.design.model import build_model, model_matrix
 from kvik_lab.design.screening import (
     columns_needed,
     defining_words,
@@ -14,6 +17,7 @@ from kvik_lab.design.screening import (
     fraction,
     hadamard,
     map_levels,
+    pairs_of,
     plackett_burman,
     resolution,
 )
@@ -53,6 +57,49 @@ def test_main_effects_of_resolution_4_are_clear_and_of_resolution_3_are_not() ->
         main = {str(k) for k in range(1, 7)}
         touched = {name for alias in rank.aliases for name, _ in alias.parts} & main
         assert (not touched) == clear
+
+
+@pytest.mark.parametrize(
+    ("columns", "runs", "said"),
+    [
+        (1, None, "2 runs of 2^1: the full factorial"),
+        (3, None, "8 runs of 2^3: the full factorial"),  # whose fraction has resolution III
+        (5, None, "16 runs of 2^5: resolution 5"),
+        (3, 8, "8 runs of 2^3: the full factorial"),
+        (5, 31, "16 runs of 2^5: resolution 5"),
+        (5, 32, "32 runs of 2^5: the full factorial"),
+        (12, 16, "16 runs of 2^12: resolution 3"),
+        (12, 50, "32 runs of 2^12: resolution 4"),
+    ],
+)
+def test_a_fraction_has_resolution_4_or_the_best_that_fits_into_the_runs(
+    columns: int, runs: int | None, said: str
+) -> None:
+    factors = tuple(Factor(f"f{k}", (0, 1)) for k in range(columns))
+    model = build_model(" + ".join(factor.name for factor in factors), factors)
+    full = itertools.product((0, 1), repeat=columns)
+    candidates = pd.DataFrame(full, columns=[factor.name for factor in factors], dtype=object)
+    chosen = choose_rows(Wish(Kind.FRACTIONAL, runs), candidates, np.zeros((0, 0)), model)
+    assert chosen.notes[0].startswith(said)
+
+
+def test_resolution_is_counted_in_factors_where_one_takes_two_columns() -> None:
+    """Of columns E=ABC has resolution IV; with A and B of one factor, AB is its effect, and CE aliases it."""
+    kinds = Factor("kind", tuple("abcd"))
+    factors = (kinds, *(Factor(name, (0, 1)) for name in "vwxyz"))
+    assert resolution(7, ["E=ABC", "F=ABD", "G=ACD"]) == 4
+    assert resolution(7, ["E=ABC", "F=ABD", "G=ACD"], pairs_of(factors)) == 3
+    candidates = pd.DataFrame(
+        itertools.product("abcd", *[(0, 1)] * 5), columns=["kind", *"vwxyz"], dtype=object
+    )
+    model = build_model("(kind + v + w + x + y + z)^2", factors)
+    for runs, resolution_said in ((None, 4), (32, 4), (16, 3)):
+        chosen = choose_rows(Wish(Kind.FRACTIONAL, runs), candidates, np.zeros((0, 0)), model)
+        assert f"resolution {resolution_said};" in chosen.notes[0]
+        assert chosen.notes[1] == "columns ABCDEFG are, in order, of kind, kind, v, w, x, y, z"
+        rank = find_rank(model_matrix(model, chosen.rows), model.names)
+        touched = {name for alias in rank.aliases for name, _ in alias.parts if ":" not in name}
+        assert bool(touched - {"intercept"}) == (resolution_said == 3)
 
 
 @pytest.mark.parametrize("order", [1, 2, 4, 8, 12, 16, 20, 24, 28, 32, 36, 40, 44, 48, 56, 60, 64, 68, 72])

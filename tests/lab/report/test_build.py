@@ -17,9 +17,9 @@ from kvik_lab.infer.judge import Layout, judge
 from kvik_lab.records import Key, Place, Times, append
 from kvik_lab.records.schema import Node
 from kvik_lab.report.build import build_report
-from kvik_lab.report.cells import Missing
+from kvik_lab.report.cells import Missing, State
 from kvik_lab.report.codec import from_json
-from kvik_lab.report.figures import Distributions, RunOrder, SizeTime
+from kvik_lab.report.figures import Distributions, Factor, RunOrder, SizeTime
 from kvik_lab.report.look import Rules
 from kvik_lab.report.model import Claim, Interval, Report, Verdict
 from kvik_lab.report.read import Choice, read
@@ -151,6 +151,53 @@ def test_a_crossover_beyond_the_sizes_is_not_in_the_measured_range(tmp_path: Pat
     assert "cross" not in made.answer.sentence
 
 
+def test_a_crossover_is_of_the_levels_of_the_other_factors_that_it_is_under(tmp_path: Path) -> None:
+    """Of one model the arms cross, of the other it is not decided: the sentence over all says neither."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend,model,tokens"]
+    for model, truth in (("small", TRUTH), ("big", {"TCP": (120.0, 0.5), "EFA": (121.0, 0.4999)})):
+        for arm, (fixed, each) in truth.items():
+            for tokens in (500, 1000, 2000, 4000):
+                for start in range(4):
+                    own = (fixed + each * tokens) * (1 + 0.005 * rng.standard_normal())
+                    row = own * (1 + 0.01 * rng.standard_normal(12))
+                    name = f"{arm}-{model}-{tokens}-{start}"
+                    lines += [f"{name},{i},{v:.3f},{arm},{model},{tokens}" for i, v in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    small, big = claims(made)["X1"], claims(made)["X2"]
+    assert (small.verdict, big.verdict) == (Verdict.SUPPORTED, Verdict.INSUFFICIENT), f"seed {SEED}"
+    assert small.sentence.startswith("At model small: TCP and EFA cross at 1")
+    assert big.sentence.startswith("At model big: Whether TCP and EFA cross")
+    assert (small.where, big.where) == ("crossover, model small", "crossover, model big")
+    assert made.answer is not None
+    assert "cross" not in made.answer.sentence
+
+
+def test_a_crossover_that_single_sizes_contradict_is_not_given(tmp_path: Path) -> None:
+    """They cross twice, near 1100 and 3400 tokens; straight lines through that cross once, in the middle."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend,tokens"]
+    for tokens in range(500, 4001, 500):
+        plain = 100 + 0.5 * tokens
+        bent = plain + 60 * ((tokens - 2250) / 1750) ** 2 - 25
+        for arm, level in (("TCP", plain), ("EFA", bent)):
+            for start in range(4):
+                row = level * (1 + 0.002 * rng.standard_normal()) * (1 + 0.004 * rng.standard_normal(12))
+                lines += [f"{arm}{tokens}-{start},{i},{v:.3f},{arm},{tokens}" for i, v in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    claim = claims(made)["X1"]
+    assert claim.verdict is Verdict.INSUFFICIENT, f"seed {SEED}: {claim}"
+    assert "EFA is above TCP at 500" in claim.because
+    assert made.answer is not None
+    assert "more time than TCP at tokens 500" in made.answer.sentence
+    assert "cross" not in made.answer.sentence
+    drawn = figure(made, "size-1")
+    assert isinstance(drawn, SizeTime)
+    assert not drawn.crossings
+
+
 def test_equal_arms_whose_starts_are_fast_or_slow_as_a_whole_have_no_faster_one(tmp_path: Path) -> None:
     """Each start measures all sizes, so that the gaps at all of them have one sign, which is not known."""
     rng = np.random.default_rng(SEED)
@@ -169,6 +216,27 @@ def test_equal_arms_whose_starts_are_fast_or_slow_as_a_whole_have_no_faster_one(
     )
     assert str(claim.interval) == "none possible: in one order, and not known in which"
     assert isinstance(claim.estimate, Missing)
+
+
+def test_means_over_other_factors_are_over_the_same_of_them_at_each_level(tmp_path: Path) -> None:
+    """A long prompt takes twice the time, and the model does nothing; the big one did not run long ones."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend,model,prompt"]
+    for arm in ("TCP", "EFA"):
+        for model, prompt, level in (("small", "short", 100), ("small", "long", 200), ("big", "short", 100)):
+            for start in range(3):
+                row = level * (1 + 0.01 * rng.standard_normal(12))
+                name = f"{arm}{model}{prompt}{start}"
+                lines += [f"{name},{i},{v:.3f},{arm},{model},{prompt}" for i, v in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    drawn = figure(made, "factor-1")
+    assert isinstance(drawn, Factor)
+    assert drawn.levels == ("small", "big")
+    for line in drawn.lines:
+        small, big = (cell.value for cell in line.cells)
+        assert small == pytest.approx(150, rel=0.02)
+        assert big == Missing(State.NOT_MEASURED, "not at every level of the other factors")
 
 
 def test_facts_come_from_columns_and_from_who_asks(tmp_path: Path) -> None:
@@ -271,6 +339,8 @@ def test_the_command_writes_the_three_forms(measured: Path, tmp_path: Path) -> N
         ("iteration,value,x\n0,1\n", [], "line 2: has 2 cells, the header 3"),
         ("iteration,value\n0,1\n", ["--arm", "backend"], "no column 'backend'"),
         ("iteration,value\n0,1\n", ["--size", "mb"], "no column 'mb'"),
+        ("start,iteration,value\n0,0,1\n", ["--start", "server"], "no column 'server'"),
+        ("start,iteration,value\n0,0,1\n", ["--block", "pair"], "named by --block"),
         ("iteration,value,arm\n0,1,a\n0,1,b\n", ["--base", "c"], "the base 'c' is no level of arm: a, b"),
     ],
 )
@@ -410,6 +480,22 @@ def in_blocks(path: Path, lost: set[tuple[str, int]]) -> Path:
             lines += [f"{start},{block},{i},{one},{arm}" for i, one in enumerate(said)]
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def test_pairs_are_said_where_all_are_pairs(tmp_path: Path) -> None:
+    """Short prompts ran in blocks, and long ones did not."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,block,iteration,value,arm,prompt"]
+    for prompt in ("short", "long"):
+        for block in range(1, 5):
+            for arm, level in (("A", 1.0), ("B", 1.2)):
+                row = level * (1 + 0.01 * rng.standard_normal() + 0.01 * rng.standard_normal(12))
+                name = f"{prompt}{block}{arm},{block if prompt == 'short' else ''}"
+                lines += [f"{name},{i},{value:.5f},{arm},{prompt}" for i, value in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(), "r")
+    assert made.answer is not None
+    assert "Each rests on 4 starts an arm," in made.answer.sure
 
 
 def test_a_start_that_was_given_up_costs_its_block_alone(tmp_path: Path) -> None:

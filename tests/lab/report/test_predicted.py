@@ -97,6 +97,27 @@ def test_what_cannot_be_compared(tmp_path: Path) -> None:
     assert (wrong.exit_code, "llm has the levels Other-1B" in wrong.output) == (2, True), wrong.output
     nameless = asked(data, "--model", "none")
     assert (nameless.exit_code, "no column 'none'" in nameless.output) == (2, True), nameless.output
+    stages = asked(data, "--pp", "stages")  # else every prediction would be of one stage
+    assert (stages.exit_code, "no column 'stages'" in stages.output) == (2, True), stages.output
+
+
+@pytest.mark.parametrize(
+    ("column", "levels", "said"),
+    [
+        ("unit", ("s", "s"), "the values are in s, and the prediction is of tokens/s"),
+        ("users", ("8", "16"), "the data vary in users, too, which no line names"),
+    ],
+)
+def test_a_table_of_something_else_is_refused(
+    tmp_path: Path, column: str, levels: tuple[str, str], said: str
+) -> None:
+    data = measured(tmp_path / "rate.csv", {("Llama-3-8B", 2, 1): 5.0})
+    first, *rows = data.read_text().splitlines()
+    data.write_text(
+        "\n".join([f"{first},{column}", *(f"{row},{levels[at % 2]}" for at, row in enumerate(rows))])
+    )
+    told = asked(data)
+    assert (told.exit_code, said in " ".join(told.output.split())) == (2, True), told.output
 
 
 def test_the_ready_study_before_and_after() -> None:
