@@ -138,14 +138,13 @@ impl<R: Clone> Open<R> {
 }
 
 impl<R: Clone> Transfers<R> {
-    /// Begins a transfer with the peer of a session. `Finished` tells its end.
+    /// Begins a transfer with the peer of a session, whose side was checked. `Finished` tells its end.
     ///
     /// # Errors
-    /// `PeerLost` when the session is gone, `InvalidArgument` or `DuplicatePage` for a side that cannot be moved,
+    /// `PeerLost` when the session is gone, `InvalidArgument` for a write from shared memory without a fence slot,
     /// `MemoryCapReached` while too much waits to be sent, `TransportUnavailable` for [`Path::OneSided`] without a
     /// one-sided link to the peer.
     pub fn begin(&mut self, open: Open<R>, now: Duration, cx: &mut Context<'_, R>) -> Result<FlowKey> {
-        open.check_side()?;
         if open.op == Op::Write
             && open.path == Path::Memory
             && open.side.as_ref().is_none_or(|side| side.fence.is_none())
