@@ -239,20 +239,19 @@ enum State {
         want: Option<Identity>,
     },
     /// Opener: waits for the facts.
-    Ready {
-        transcript: [u8; 32],
-        version: u16,
-        peer: Identity,
-    },
+    Ready(Agreed),
     /// Listener: waits for the first message.
     First,
     /// Listener: waits for the proof.
-    Prove {
-        transcript: [u8; 32],
-        version: u16,
-        peer: Identity,
-    },
+    Prove(Agreed),
     Over,
+}
+
+/// What both greetings together say.
+struct Agreed {
+    transcript: [u8; 32],
+    version: u16,
+    peer: Identity,
 }
 
 /// One side of a handshake in the making.
@@ -283,7 +282,7 @@ impl Handshake {
     /// Who has answered the opener, with the proof of the secret; the opener itself may not be known to it yet.
     pub fn answered(&self) -> Option<Identity> {
         match &self.state {
-            State::Ready { peer, .. } => Some(*peer),
+            State::Ready(agreed) => Some(agreed.peer),
             _ => None,
         }
     }
@@ -322,21 +321,21 @@ impl Handshake {
             (State::Welcome { hello, want }, WELCOME) => {
                 self.on_welcome(&hello, want, body, output).map(|()| None)
             }
-            (State::Ready { transcript, version, peer }, READY) => {
+            (State::Ready(agreed), READY) => {
                 let facts = read_facts(&mut Reader::new(body, "ready"))?;
-                Ok(Some(Greeting::Control(self.established(transcript, version, peer, facts, true))))
+                Ok(Some(Greeting::Control(self.established(agreed, facts, true))))
             }
             (State::First, HELLO) => self.on_hello(body, output).map(|()| None),
             (State::First, JOIN) => read_join(body, self.binding).map(|join| Some(Greeting::Join(join))),
-            (State::Prove { transcript, version, peer }, PROVE) => {
+            (State::Prove(agreed), PROVE) => {
                 let mut r = Reader::new(body, "prove");
                 let proof: [u8; 32] = r.array()?;
-                self.check_proof(b"opener", &transcript, &proof)?;
+                self.check_proof(b"opener", &agreed.transcript, &proof)?;
                 let facts = read_facts(&mut r)?;
                 let mut w = Writer::default();
                 write_facts(&self.local.facts, &mut w);
                 output.extend_from_slice(&message(READY, &w.0));
-                Ok(Some(Greeting::Control(self.established(transcript, version, peer, facts, false))))
+                Ok(Some(Greeting::Control(self.established(agreed, facts, false))))
             }
             (_, kind) => Err(unexpected(kind)),
         }
@@ -367,7 +366,7 @@ impl Handshake {
         let transcript = transcript(body, &w.0, self.binding.as_ref());
         w.bytes(self.local.secret.prove(b"listener", &transcript).as_bytes());
         output.extend_from_slice(&message(WELCOME, &w.0));
-        self.state = State::Prove { transcript, version, peer };
+        self.state = State::Prove(Agreed { transcript, version, peer });
         Ok(())
     }
 
@@ -399,7 +398,7 @@ impl Handshake {
         w.bytes(self.local.secret.prove(b"opener", &transcript).as_bytes());
         write_facts(&self.local.facts, &mut w);
         output.extend_from_slice(&message(PROVE, &w.0));
-        self.state = State::Ready { transcript, version, peer };
+        self.state = State::Ready(Agreed { transcript, version, peer });
         Ok(())
     }
 
@@ -420,14 +419,8 @@ impl Handshake {
         ))
     }
 
-    fn established(
-        &self,
-        transcript: [u8; 32],
-        version: u16,
-        peer: Identity,
-        facts: Facts,
-        opener: bool,
-    ) -> Established {
+    fn established(&self, agreed: Agreed, facts: Facts, opener: bool) -> Established {
+        let Agreed { transcript, version, peer } = agreed;
         let key: [u8; 32] = self.local.secret.prove(b"session key", &transcript).into();
         let number = self.local.secret.prove(b"session number", &transcript);
         let mut session = [0; 8];
