@@ -241,16 +241,14 @@ impl Config {
         if self.secret.as_ref().is_some_and(|secret| secret.len() < 8) {
             return wrong("the secret is shorter than 8 bytes; take a long random one".into());
         }
-        let most = kvik_proto::MAX_CHANNELS;
-        if self.channels == 0 || self.channels > most {
-            return wrong(format!("channels is {}; it takes 1 to {most}", self.channels));
-        }
-        if self.io_threads == 0 || self.io_threads > 64 {
-            return wrong(format!("io_threads is {}; it takes 1 to 64", self.io_threads));
-        }
-        let most = kvik_proto::MAX_NICS;
-        if self.nic_threads == 0 || usize::from(self.nic_threads) > most {
-            return wrong(format!("nic_threads is {}; it takes 1 to {most}", self.nic_threads));
+        for (what, value, most) in [
+            ("channels", self.channels, kvik_proto::MAX_CHANNELS),
+            ("io_threads", self.io_threads, 64),
+            ("nic_threads", self.nic_threads, kvik_proto::MAX_NICS as u16),
+        ] {
+            if value == 0 || value > most {
+                return wrong(format!("{what} is {value}; it takes 1 to {most}"));
+            }
         }
         if self.deadline.is_zero() || self.deadline > MAX_DEADLINE {
             return wrong(format!(

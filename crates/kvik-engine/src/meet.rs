@@ -83,7 +83,7 @@ impl Meeting {
     /// As for [`Engine::meet`].
     pub fn wait(&self, most: Duration) -> Result<Option<Who>> {
         let inner = self.engine.inner();
-        let pause = boottime() + most;
+        let pause = boottime().saturating_add(most);
         loop {
             inner.base.setup.check()?;
             let (at, end) = self.trying()?;

@@ -167,7 +167,7 @@ impl Notifying {
     /// As for [`Engine::notify`].
     pub fn wait(&self, most: Duration) -> Result<Option<Notice>> {
         let inner = self.engine.inner();
-        let pause = boottime() + most;
+        let pause = boottime().saturating_add(most);
         loop {
             inner.base.setup.check()?;
             let moves = inner.base.observers.notices.moved.count();

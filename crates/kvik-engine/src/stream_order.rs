@@ -15,7 +15,6 @@ use kvik_host::device::{CallerStream, Device, DeviceMark, DeviceStream};
 use kvik_host::event::{EventFd, Interest, wait_ready};
 use kvik_host::thread::spawn_named;
 use kvik_transport::{RegionMemory, from_host};
-use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -28,14 +27,14 @@ const LONG: Duration = Duration::from_secs(3600);
 const ROOM: usize = 8;
 
 /// What goes on once its mark is reached.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Clone)]
 pub(crate) enum Then {
     /// The grant is ready.
     Ready(GrantId),
     /// The transfer begins.
     Begin(u64),
-    /// Who waits for this mark hears of it.
-    Tell(u64),
+    /// Who waits for the mark hears of it.
+    Tell(Arc<End<()>>),
 }
 
 /// See the module's text.
@@ -53,10 +52,6 @@ struct State {
     /// One of each device, which the driver's callbacks come from.
     streams: Vec<Box<dyn DeviceStream>>,
     waiting: Vec<Waiting>,
-    /// Those who wait for marks, by number.
-    told: HashMap<u64, Arc<End<()>>>,
-    /// The number of the last one.
-    last: u64,
     over: bool,
 }
 
@@ -65,6 +60,12 @@ struct Waiting {
     then: Then,
     /// Transfers of this engine that are to have the grant.
     behind: Vec<u64>,
+}
+
+impl Waiting {
+    fn readies(&self, grant: GrantId) -> bool {
+        matches!(self.then, Then::Ready(id) if id == grant)
+    }
 }
 
 impl StreamOrder {
@@ -110,27 +111,20 @@ impl StreamOrder {
     /// As for [`StreamOrder::go_on_after`].
     pub fn mark(self: &Arc<Self>, stream: CallerStream, memory: &RegionMemory) -> Result<Arc<End<()>>> {
         let end = Arc::new(End::default());
-        let number = {
-            let state = &mut *lock(&self.state);
-            state.last += 1;
-            state.told.insert(state.last, end.clone());
-            state.last
-        };
-        self.go_on_after(stream, memory, Then::Tell(number))
-            .inspect_err(|_| drop(lock(&self.state).told.remove(&number)))?;
+        self.go_on_after(stream, memory, Then::Tell(end.clone()))?;
         Ok(end)
     }
 
     /// Whether a grant of this engine waits for its stream.
     pub fn is_waiting(&self, grant: GrantId) -> bool {
-        lock(&self.state).waiting.iter().any(|one| one.then == Then::Ready(grant))
+        lock(&self.state).waiting.iter().any(|one| one.readies(grant))
     }
 
     /// A transfer within this engine, whose request cannot wait at the owner, begins once the stream of its grant is
     /// there. False where that waits for none any more.
     pub fn waits_for(&self, grant: GrantId, transfer: u64) -> bool {
         let mut state = lock(&self.state);
-        let one = state.waiting.iter_mut().find(|one| one.then == Then::Ready(grant));
+        let one = state.waiting.iter_mut().find(|one| one.readies(grant));
         one.map(|one| one.behind.push(transfer)).is_some()
     }
 
@@ -160,27 +154,27 @@ impl StreamOrder {
             if state.over {
                 return;
             }
-            let reached = state.waiting.iter_mut().find_map(|one| match one.mark.is_reached() {
+            let mut waiting = state.waiting.iter_mut().enumerate();
+            let reached = waiting.find_map(|(place, one)| match one.mark.is_reached() {
                 Ok(false) => None,
-                outcome => Some((one.then, outcome.map(|_| ()))),
+                outcome => Some((place, one.then.clone(), outcome.map(|_| ()))),
             });
-            let Some((then, outcome)) = reached else {
+            let Some((place, then, outcome)) = reached else {
                 limit = if state.waiting.is_empty() { LONG } else { LOOK };
                 continue;
             };
             drop(state);
             self.go_on(then, outcome);
-            self.forget(then);
+            self.forget(place);
             limit = Duration::ZERO;
         }
     }
 
-    /// What waited has gone on, and so does what waited for that.
-    fn forget(&self, then: Then) {
+    /// What waited there has gone on, and so does what waited for that. Nobody else takes one out, but who ends them all.
+    fn forget(&self, place: usize) {
         let behind = {
             let waiting = &mut lock(&self.state).waiting;
-            let place = waiting.iter().position(|one| one.then == then);
-            place.map(|place| waiting.remove(place).behind)
+            (place < waiting.len()).then(|| waiting.remove(place).behind)
         };
         behind.into_iter().flatten().for_each(|transfer| self.transfers.set_out(transfer));
     }
@@ -199,25 +193,25 @@ impl StreamOrder {
             (Then::Begin(id), Err(error)) => {
                 self.transfers.give_up(id, from_host(Code::DeviceFailed, error));
             }
-            (Then::Tell(number), outcome) => {
-                let told = lock(&self.state).told.remove(&number);
-                let outcome = outcome.map_err(|error| from_host(Code::DeviceFailed, error));
-                told.iter().for_each(|end| end.set(outcome.clone()));
+            (Then::Tell(end), outcome) => {
+                end.set(outcome.map_err(|error| from_host(Code::DeviceFailed, error)));
             }
         }
     }
 
     /// Ends the thread. Grants and transfers that wait are the affair of who closes the engine.
     pub fn stop(&self) {
-        let (flag, told) = {
+        let (flag, waiting) = {
             let mut state = lock(&self.state);
             state.over = true;
-            state.waiting.clear();
-            (state.flag.clone(), std::mem::take(&mut state.told))
+            (state.flag.clone(), std::mem::take(&mut state.waiting))
         };
-        let closed =
-            Error::new(Code::EngineClosed, "the engine was closed before the stream came to the mark");
-        told.into_values().for_each(|end| end.set(Err(closed.clone())));
+        for one in waiting {
+            if let Then::Tell(end) = one.then {
+                let text = "the engine was closed before the stream came to the mark";
+                end.set(Err(Error::new(Code::EngineClosed, text)));
+            }
+        }
         if let Some(Err(error)) = flag.map(|flag| flag.signal()) {
             log::error!("the thread that waits for streams of devices cannot be told to end: {error}");
             return;

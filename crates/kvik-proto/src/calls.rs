@@ -64,9 +64,9 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> SessionCalls<'_, R, S> {
     /// `MemoryCapReached` while too much waits to be sent, `TransportUnavailable` for [`crate::Path::OneSided`] without
     /// a one-sided link to the peer.
     pub fn begin(&mut self, open: Open<R>, now: Duration) -> Result<FlowKey> {
-        let side = open.check_side();
+        open.check_side()?;
         let begun = self.node.with_transfers(self.id, |transfers, cx| transfers.begin(open, now, cx));
-        begun.unwrap_or_else(|| side.and(Err(lost())))
+        begun.unwrap_or_else(|| Err(lost()))
     }
 
     /// The next chunk of those that `claim` may be given: to send over [`Path::Channels`], to post over

@@ -23,6 +23,9 @@ pub struct Chunking {
 }
 
 impl Chunking {
+    /// Of what moves nothing.
+    pub(crate) const NOTHING: Chunking = Chunking { bytes: 0, chunk: 1, unit: 1, sums: false };
+
     /// Units of whole pages where pages are of a sensible size, or of what checksums of pages cover where those are wanted;
     /// chunks of about `target` bytes.
     pub fn new(view: &View, target: u64, sums: bool) -> Chunking {

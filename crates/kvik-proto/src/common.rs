@@ -14,7 +14,7 @@ use crate::event::{Event, Timing, WINDOW};
 use crate::grants::Grants;
 use crate::handshake::Identity;
 use crate::offer::Offer;
-use crate::reclaim::{Reclaim, ReclaimCounts};
+use crate::reclaim::Reclaim;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering, Soonest, lock};
 use kvik_core::{Class, ClassQueue, EngineId, GrantId, GrantState, Result};
 use std::collections::VecDeque;
@@ -41,35 +41,12 @@ pub(crate) struct Stop {
 #[derive(Default)]
 pub(crate) struct Counts {
     /// Flows whose pages a peer's NIC may reach.
-    exposed: AtomicU64,
+    pub exposed: AtomicU64,
     /// Beats that were sent later than half a heartbeat after they were due.
-    late_beats: AtomicU64,
-    grants: [AtomicU64; 3],
-    transfers: [AtomicU64; 3],
-}
-
-impl Counts {
-    pub fn exposed(&self) -> u64 {
-        self.exposed.load(Ordering::Acquire)
-    }
-
-    pub fn late_beats(&self) -> u64 {
-        self.late_beats.load(Ordering::Relaxed)
-    }
-
-    pub fn note_late_beat(&self) {
-        self.late_beats.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// A transfer that this side began has ended without success.
-    pub fn note_reclaim(&self, by: Reclaim) {
-        self.transfers[by as usize].fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub fn reclaims(&self) -> ReclaimCounts {
-        let read = |counts: &[AtomicU64; 3]| std::array::from_fn(|at| counts[at].load(Ordering::Relaxed));
-        ReclaimCounts { grants: read(&self.grants), transfers: read(&self.transfers) }
-    }
+    pub late_beats: AtomicU64,
+    /// As in [`ReclaimCounts`](crate::ReclaimCounts).
+    pub grants: [AtomicU64; 3],
+    pub transfers: [AtomicU64; 3],
 }
 
 /// See the module's text.
@@ -146,32 +123,17 @@ impl<R> Common<R> {
 pub(crate) struct Output {
     /// The latest time that was heard of.
     clock: Duration,
-    stops: VecDeque<Stop>,
-    events: VecDeque<Event>,
-    effects: VecDeque<Effect>,
-    unsent: Vec<u64>,
+    /// Flows to stop, which may be done at once: before any event, and any effect.
+    pub stops: VecDeque<Stop>,
+    pub events: VecDeque<Event>,
+    pub effects: VecDeque<Effect>,
+    /// Sessions with something to send.
+    pub unsent: Vec<u64>,
 }
 
 impl Output {
     pub fn note_time(&mut self, now: Duration) {
         self.clock = self.clock.max(now);
-    }
-
-    pub fn next_event(&mut self) -> Option<Event> {
-        self.events.pop_front()
-    }
-
-    pub fn next_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
-    }
-
-    /// Flows to stop, which may be done at once: before any event, and any effect.
-    pub fn next_stop(&mut self) -> Option<Stop> {
-        self.stops.pop_front()
-    }
-
-    pub fn take_unsent(&mut self, into: &mut Vec<u64>) {
-        into.append(&mut self.unsent);
     }
 }
 

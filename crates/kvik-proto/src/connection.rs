@@ -9,6 +9,7 @@ use crate::event::Event;
 use crate::frame::Frame;
 use crate::handshake::{Established, Identity, Join, JoinKind};
 use crate::nics::Nics;
+use crate::sync::Ordering;
 use kvik_core::{Code, EngineId, Error, Result};
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
@@ -44,7 +45,6 @@ pub(crate) struct Connection {
     last_in: Duration,
     last_out: Duration,
     joined: HashSet<(JoinKind, u16)>,
-    /// There is a one-sided link to the peer.
     /// Transfers whose `End` was sent and not yet answered.
     closing: BTreeSet<u64>,
     /// When beats, deaths and spare connections are looked at next.
@@ -357,7 +357,7 @@ impl<'a, R: Clone> Context<'a, R> {
         let beat_due = together(connection.last_out + heartbeat, heartbeat);
         let next = if beat_due <= now {
             if now.saturating_sub(beat_due) > heartbeat / 2 {
-                self.call.common.counts.note_late_beat();
+                self.call.common.counts.late_beats.fetch_add(1, Ordering::Relaxed);
             }
             self.send(&Frame::Beat);
             together(now + heartbeat, heartbeat)

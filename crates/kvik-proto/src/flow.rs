@@ -116,6 +116,44 @@ pub enum CopyFrom<R> {
 }
 
 impl<R> Flow<R> {
+    /// Of which only is known what is asked for, how, and what for.
+    pub fn new(key: FlowKey, role: Role, (op, path, class): (Op, Path, Class)) -> Flow<R> {
+        Flow {
+            key,
+            role,
+            op,
+            class,
+            path,
+            confirm: false,
+            memory: None,
+            source: None,
+            chunking: Chunking::NOTHING,
+            work: Work::Wait,
+            next: 0,
+            back: Vec::new(),
+            done: 0,
+            seen: Vec::new(),
+            pins: 0,
+            posted: 0,
+            deadline: Duration::ZERO,
+            stop: None,
+            stop_flag: Arc::default(),
+            peer_ended: false,
+            peer_done: false,
+            end_sent: false,
+            held: 0,
+            slot: None,
+            first: None,
+            extents: 0,
+            verify: Duration::ZERO,
+            checks: Checks::default(),
+            lending: None,
+            borrowing: None,
+            reported: false,
+            answered: false,
+        }
+    }
+
     /// Whether it is of a transfer within the engine.
     pub fn is_own(&self) -> bool {
         self.key.0 == OWN_SESSION

@@ -7,7 +7,7 @@
 
 use crate::channel::MAX_SUMS;
 use crate::nics::{NicAnswer, NicCall, NicKey, Nics, decode_keys, encode_keys};
-use crate::pages::{PageList, TravellingView, decode_order, decode_range, encode_order, encode_range};
+use crate::pages::{PageList, TravellingView, decode_order, decode_range, encode_range};
 use crate::wire::{MAX_TEXT, Reader, Writer};
 use kvik_core::{
     CONTENT_DIGEST_BYTES, Class, Code, ContentClaim, Error, GrantId, RegionId, Result, Shape, View, page_sum,
@@ -29,6 +29,27 @@ pub const FRAME_HEADER: usize = 20;
 pub const MAX_FRAME: usize = 10 << 20;
 /// A handover is not read by more engines than this.
 pub const MAX_READERS: u16 = 4096;
+/// What each kind of frame is called, from 1 on.
+const KINDS: [&str; 18] = [
+    "beat",
+    "begin",
+    "accept",
+    "end",
+    "ended",
+    "open-channels",
+    "goodbye",
+    "notify",
+    "noted",
+    "nics",
+    "reach",
+    "reached",
+    "check",
+    "checked",
+    "accept-staged",
+    "lent",
+    "used",
+    "landed",
+];
 const DAMAGED: &str = "a frame of the peer was damaged on its way";
 
 /// What a transfer asks of the owner of the grant.
@@ -259,8 +280,7 @@ impl Frame {
             Frame::Beat | Frame::OpenChannels | Frame::Goodbye => {}
             Frame::Begin(begin) => encode_begin(begin, &mut w),
             Frame::Accept { transfer, source } => {
-                w.u64(*transfer);
-                encode_source(source.as_deref(), &mut w);
+                w.u64(*transfer).option(source.as_deref(), encode_source);
             }
             Frame::End { transfer, outcome } => {
                 w.u64(*transfer);
@@ -288,8 +308,7 @@ impl Frame {
                 }
             }
             Frame::AcceptStaged { transfer, source } => {
-                w.u64(*transfer);
-                encode_source(Some(source), &mut w);
+                w.u64(*transfer).option(Some(&**source), encode_source);
             }
             Frame::Lent { transfer, at, place } => {
                 w.u64(*transfer).u64(*at).u64(*place);
@@ -368,37 +387,15 @@ fn check(header: &[u8; FRAME_HEADER]) -> [u8; 4] {
 }
 
 fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
-    let what = match kind {
-        1 => "beat",
-        2 => "begin",
-        3 => "accept",
-        4 => "end",
-        5 => "ended",
-        6 => "open-channels",
-        7 => "goodbye",
-        8 => "notify",
-        9 => "noted",
-        10 => "nics",
-        11 => "reach",
-        12 => "reached",
-        13 => "check",
-        14 => "checked",
-        15 => "accept-staged",
-        16 => "lent",
-        17 => "used",
-        18 => "landed",
-        _ => {
-            return Err(Error::new(
-                Code::ProtocolError,
-                format!("the peer sent a frame of unknown kind {kind}"),
-            ));
-        }
+    let Some(what) = usize::from(kind).checked_sub(1).and_then(|at| KINDS.get(at)) else {
+        let text = format!("the peer sent a frame of unknown kind {kind}");
+        return Err(Error::new(Code::ProtocolError, text));
     };
     let mut r = Reader::new(body, what);
     let frame = match kind {
         1 => Frame::Beat,
         2 => Frame::Begin(Box::new(decode_begin(&mut r)?)),
-        3 => Frame::Accept { transfer: r.u64()?, source: decode_source(&mut r)?.map(Box::new) },
+        3 => Frame::Accept { transfer: r.u64()?, source: r.option(decode_source)?.map(Box::new) },
         4 => {
             let transfer = r.u64()?;
             let outcome = match r.u16()? {
@@ -417,7 +414,7 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
         13 => Frame::Check { transfer: r.u64()?, at: r.u64()?, sums: decode_sums(&mut r)? },
         14 => Frame::Checked { transfer: r.u64()?, at: r.u64()? },
         15 => {
-            let (transfer, source) = (r.u64()?, decode_source(&mut r)?);
+            let (transfer, source) = (r.u64()?, r.option(decode_source)?);
             let source = source.ok_or_else(|| r.wrong("it names no memory"))?;
             Frame::AcceptStaged { transfer, source: Box::new(source) }
         }
@@ -432,84 +429,45 @@ fn decode_body(kind: u16, body: &[u8]) -> Result<Frame> {
 
 fn encode_begin(begin: &Begin, w: &mut Writer) {
     w.u64(begin.transfer).bytes(&begin.grant.0).bytes(&begin.layout);
-    w.u8(begin.content.is_some().into()).bytes(begin.content.as_ref().map_or(&[], |claim| &claim[..]));
-    w.u8(match begin.op {
-        Op::Read => 0,
-        Op::Write => 1,
-        Op::Confirm => 2,
-        Op::Extend => 3,
+    w.option(begin.content.as_ref(), |claim, w| {
+        w.bytes(claim);
     });
-    w.u8(match begin.path {
-        Path::Channels => 0,
-        Path::Memory => 1,
-        Path::OneSided => 2,
-    });
-    w.u8(begin.class as u8).u8(begin.sums.into()).u8(begin.confirm.into()).u16(begin.readers);
+    // Each by its place among those that `decode_begin` names.
+    w.u8(begin.op as u8).u8(begin.path as u8).u8(begin.class as u8);
+    w.u8(begin.sums.into()).u8(begin.confirm.into()).u16(begin.readers);
     w.u32(u32::try_from(begin.time.as_millis()).unwrap_or(u32::MAX)).u32(begin.unit).u32(begin.chunk);
-    w.u8(begin.shape.is_some().into());
-    if let Some(shape) = &begin.shape {
+    w.option(begin.shape.as_ref(), |shape, w| {
         w.u32(shape.layers).u32(shape.pages).u64(shape.row_bytes).u64(shape.run_bytes);
-        encode_order(shape.order, w);
-    }
-    w.u8(begin.select.positions.is_some().into());
-    if let Some(positions) = &begin.select.positions {
-        positions.encode(w);
-    }
-    for range in [&begin.select.layers, &begin.select.slices] {
-        w.u8(range.is_some().into());
-        if let Some(range) = range {
-            encode_range(range, w);
-        }
-    }
-    w.u8(begin.select.parts.is_some().into());
-    if let Some(parts) = begin.select.parts {
-        w.u32(parts);
-    }
-    encode_source(begin.source.as_ref(), w);
+        w.u8(shape.order as u8);
+    });
+    let Select { positions, layers, slices, parts } = &begin.select;
+    w.option(positions.as_ref(), PageList::encode);
+    w.option(layers.as_ref(), encode_range).option(slices.as_ref(), encode_range);
+    w.option(parts.as_ref(), |parts, w| {
+        w.u32(*parts);
+    });
+    w.option(begin.source.as_ref(), encode_source);
 }
 
 fn decode_begin(r: &mut Reader) -> Result<Begin> {
     let (transfer, grant, layout) = (r.u64()?, GrantId(r.array()?), r.array()?);
-    let content = if r.bool()? { Some(r.array::<CONTENT_DIGEST_BYTES>()?) } else { None };
-    let op = match r.u8()? {
-        0 => Op::Read,
-        1 => Op::Write,
-        2 => Op::Confirm,
-        3 => Op::Extend,
-        _ => return Err(r.wrong("its operation is unknown")),
-    };
-    let path = match r.u8()? {
-        0 => Path::Channels,
-        1 => Path::Memory,
-        2 => Path::OneSided,
-        _ => return Err(r.wrong("its path is unknown")),
-    };
-    let class = match r.u8()? {
-        0 => Class::Handover,
-        1 => Class::Bulk,
-        _ => return Err(r.wrong("its class is unknown")),
-    };
+    let content = r.option(Reader::array::<CONTENT_DIGEST_BYTES>)?;
+    let op = r.one_of(&[Op::Read, Op::Write, Op::Confirm, Op::Extend], "its operation is unknown")?;
+    let path = r.one_of(&[Path::Channels, Path::Memory, Path::OneSided], "its path is unknown")?;
+    let class = r.one_of(&Class::ALL, "its class is unknown")?;
     let (sums, confirm, readers) = (r.bool()?, r.bool()?, r.u16()?);
     if readers == 0 || readers > MAX_READERS {
         return Err(r.wrong("it is of more readers than a handover has, or of none"));
     }
     let time = Duration::from_millis(r.u32()?.into());
     let (unit, chunk) = (r.u32()?, r.u32()?);
-    let shape = match r.bool()? {
-        true => Some(Shape {
-            layers: r.u32()?,
-            pages: r.u32()?,
-            row_bytes: r.u64()?,
-            run_bytes: r.u64()?,
-            order: decode_order(r)?,
-        }),
-        false => None,
-    };
-    let positions = if r.bool()? { Some(PageList::decode(r)?) } else { None };
-    let layers = if r.bool()? { Some(decode_range(r)?) } else { None };
-    let slices = if r.bool()? { Some(decode_range(r)?) } else { None };
-    let parts = if r.bool()? { Some(r.u32()?) } else { None };
-    let source = decode_source(r)?;
+    let shape = r.option(|r| {
+        let (layers, pages, row_bytes, run_bytes) = (r.u32()?, r.u32()?, r.u64()?, r.u64()?);
+        Ok(Shape { layers, pages, row_bytes, run_bytes, order: decode_order(r)? })
+    })?;
+    let (positions, layers) = (r.option(PageList::decode)?, r.option(decode_range)?);
+    let (slices, parts) = (r.option(decode_range)?, r.option(Reader::u32)?);
+    let source = r.option(decode_source)?;
     let select = Select { positions, layers, slices, parts };
     Ok(Begin {
         transfer,
@@ -545,20 +503,14 @@ fn decode_payload(r: &mut Reader) -> Result<Arc<[u8]>> {
     }
 }
 
-fn encode_source(source: Option<&TravellingSource>, w: &mut Writer) {
-    w.u8(source.is_some().into());
-    if let Some(source) = source {
-        w.u32(source.region.0).u32(source.slot).u64(source.generation);
-        encode_keys(&source.keys, w);
-        source.view.encode(w);
-    }
+fn encode_source(source: &TravellingSource, w: &mut Writer) {
+    w.u32(source.region.0).u32(source.slot).u64(source.generation);
+    encode_keys(&source.keys, w);
+    source.view.encode(w);
 }
 
-fn decode_source(r: &mut Reader) -> Result<Option<TravellingSource>> {
-    if !r.bool()? {
-        return Ok(None);
-    }
+fn decode_source(r: &mut Reader) -> Result<TravellingSource> {
     let (region, slot, generation) = (RegionId(r.u32()?), r.u32()?, r.u64()?);
     let keys = decode_keys(r)?.into();
-    Ok(Some(Source { region, slot, generation, keys, view: TravellingView::decode(r)? }))
+    Ok(Source { region, slot, generation, keys, view: TravellingView::decode(r)? })
 }

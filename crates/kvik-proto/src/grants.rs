@@ -213,8 +213,9 @@ impl<R: Clone> Grants<R> {
 
     /// Gives a live grant more time, up to its latest: the new end.
     pub fn extend(&mut self, id: GrantId, by: Duration) -> Result<Duration> {
-        let gone = self.why_gone(id);
-        let Some(entry) = self.entries.get_mut(&id) else { return Err(gone) };
+        let Some(entry) = self.entries.get_mut(&id) else {
+            return Err(self.marks.get(&id).map_or_else(|| unknown(id), |state| ended(id, *state)));
+        };
         if let Some(ending) = &entry.ending {
             return Err(ended(id, ending.state));
         }
@@ -293,13 +294,6 @@ impl<R: Clone> Grants<R> {
             "the pages of grant {id} are still in use by a device: wait for it before a transfer within one engine"
         );
         Error::new(Code::GrantUnknown, text)
-    }
-
-    fn why_gone(&self, id: GrantId) -> Error {
-        match self.marks.get(&id) {
-            Some(state) => ended(id, *state),
-            None => unknown(id),
-        }
     }
 }
 

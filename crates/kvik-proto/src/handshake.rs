@@ -19,7 +19,7 @@
 
 use crate::OWN_SESSION;
 use crate::nics::Nics;
-use crate::wire::{Reader, Writer};
+use crate::wire::{MAX_TEXT, Reader, Writer};
 use kvik_core::{Code, EngineId, Error, Incarnation, Result};
 
 /// The protocol versions that this crate speaks, oldest and newest.
@@ -27,7 +27,6 @@ pub const VERSIONS: (u16, u16) = (3, 4);
 const MAGIC: [u8; 4] = *b"kvik";
 const HEADER: usize = 8;
 const MAX_BODY: usize = 2048;
-const MAX_TEXT: usize = 1024;
 
 const HELLO: u8 = 1;
 const WELCOME: u8 = 2;
@@ -174,7 +173,7 @@ impl Join {
     fn prove(&self, key: &SessionKey) -> blake3::Hash {
         let mut hasher = blake3::Hasher::new_keyed(&key.0);
         hasher.update(b"join").update(&self.session.to_le_bytes()).update(&self.index.to_le_bytes());
-        hasher.update(&[kind_number(self.kind)]).update(&self.nonce);
+        hasher.update(&[self.kind as u8]).update(&self.nonce);
         if let Some(binding) = &self.binding {
             hasher.update(b"tls").update(binding);
         }
@@ -184,15 +183,8 @@ impl Join {
     /// Its message.
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default();
-        w.u64(self.session).u16(self.index).u8(kind_number(self.kind)).bytes(&self.nonce).bytes(&self.proof);
+        w.u64(self.session).u16(self.index).u8(self.kind as u8).bytes(&self.nonce).bytes(&self.proof);
         message(JOIN, &w.0)
-    }
-}
-
-fn kind_number(kind: JoinKind) -> u8 {
-    match kind {
-        JoinKind::Data => 0,
-        JoinKind::Local => 1,
     }
 }
 
@@ -247,20 +239,19 @@ enum State {
         want: Option<Identity>,
     },
     /// Opener: waits for the facts.
-    Ready {
-        transcript: [u8; 32],
-        version: u16,
-        peer: Identity,
-    },
+    Ready(Agreed),
     /// Listener: waits for the first message.
     First,
     /// Listener: waits for the proof.
-    Prove {
-        transcript: [u8; 32],
-        version: u16,
-        peer: Identity,
-    },
+    Prove(Agreed),
     Over,
+}
+
+/// What both greetings together say.
+struct Agreed {
+    transcript: [u8; 32],
+    version: u16,
+    peer: Identity,
 }
 
 /// One side of a handshake in the making.
@@ -277,10 +268,7 @@ impl Handshake {
         let mut w = Writer::default();
         w.u16(VERSIONS.0).u16(VERSIONS.1).u8(local.secret.is_set().into());
         write_identity(&local.identity, &mut w);
-        w.bytes(&nonce).u8(want.is_some().into());
-        if let Some(want) = &want {
-            write_identity(want, &mut w);
-        }
+        w.bytes(&nonce).option(want.as_ref(), write_identity);
         let hello = message(HELLO, &w.0);
         let state = State::Welcome { hello: hello.clone(), want };
         (Handshake { local, nonce, binding: None, state }, hello)
@@ -294,7 +282,7 @@ impl Handshake {
     /// Who has answered the opener, with the proof of the secret; the opener itself may not be known to it yet.
     pub fn answered(&self) -> Option<Identity> {
         match &self.state {
-            State::Ready { peer, .. } => Some(*peer),
+            State::Ready(agreed) => Some(agreed.peer),
             _ => None,
         }
     }
@@ -333,21 +321,21 @@ impl Handshake {
             (State::Welcome { hello, want }, WELCOME) => {
                 self.on_welcome(&hello, want, body, output).map(|()| None)
             }
-            (State::Ready { transcript, version, peer }, READY) => {
+            (State::Ready(agreed), READY) => {
                 let facts = read_facts(&mut Reader::new(body, "ready"))?;
-                Ok(Some(Greeting::Control(self.established(transcript, version, peer, facts, true))))
+                Ok(Some(Greeting::Control(self.established(agreed, facts, true))))
             }
             (State::First, HELLO) => self.on_hello(body, output).map(|()| None),
             (State::First, JOIN) => read_join(body, self.binding).map(|join| Some(Greeting::Join(join))),
-            (State::Prove { transcript, version, peer }, PROVE) => {
+            (State::Prove(agreed), PROVE) => {
                 let mut r = Reader::new(body, "prove");
                 let proof: [u8; 32] = r.array()?;
-                self.check_proof(b"opener", &transcript, &proof)?;
+                self.check_proof(b"opener", &agreed.transcript, &proof)?;
                 let facts = read_facts(&mut r)?;
                 let mut w = Writer::default();
                 write_facts(&self.local.facts, &mut w);
                 output.extend_from_slice(&message(READY, &w.0));
-                Ok(Some(Greeting::Control(self.established(transcript, version, peer, facts, false))))
+                Ok(Some(Greeting::Control(self.established(agreed, facts, false))))
             }
             (_, kind) => Err(unexpected(kind)),
         }
@@ -360,8 +348,8 @@ impl Handshake {
         let secret = r.bool()?;
         let peer = read_identity(&mut r)?;
         let _nonce: Nonce = r.array()?;
-        if r.bool()? {
-            check_wanted(&read_identity(&mut r)?, &self.local.identity)?;
+        if let Some(want) = r.option(read_identity)? {
+            check_wanted(&want, &self.local.identity)?;
         }
         r.end()?;
         check_same_demand(self.local.secret.is_set(), secret)?;
@@ -378,7 +366,7 @@ impl Handshake {
         let transcript = transcript(body, &w.0, self.binding.as_ref());
         w.bytes(self.local.secret.prove(b"listener", &transcript).as_bytes());
         output.extend_from_slice(&message(WELCOME, &w.0));
-        self.state = State::Prove { transcript, version, peer };
+        self.state = State::Prove(Agreed { transcript, version, peer });
         Ok(())
     }
 
@@ -410,7 +398,7 @@ impl Handshake {
         w.bytes(self.local.secret.prove(b"opener", &transcript).as_bytes());
         write_facts(&self.local.facts, &mut w);
         output.extend_from_slice(&message(PROVE, &w.0));
-        self.state = State::Ready { transcript, version, peer };
+        self.state = State::Ready(Agreed { transcript, version, peer });
         Ok(())
     }
 
@@ -431,14 +419,8 @@ impl Handshake {
         ))
     }
 
-    fn established(
-        &self,
-        transcript: [u8; 32],
-        version: u16,
-        peer: Identity,
-        facts: Facts,
-        opener: bool,
-    ) -> Established {
+    fn established(&self, agreed: Agreed, facts: Facts, opener: bool) -> Established {
+        let Agreed { transcript, version, peer } = agreed;
         let key: [u8; 32] = self.local.secret.prove(b"session key", &transcript).into();
         let number = self.local.secret.prove(b"session number", &transcript);
         let mut session = [0; 8];
@@ -556,11 +538,7 @@ fn read_refusal(body: &[u8]) -> Error {
 fn read_join(body: &[u8], binding: Option<Binding>) -> Result<Join> {
     let mut r = Reader::new(body, "join");
     let (session, index) = (r.u64()?, r.u16()?);
-    let kind = match r.u8()? {
-        0 => JoinKind::Data,
-        1 => JoinKind::Local,
-        _ => return Err(r.wrong("its kind is unknown")),
-    };
+    let kind = r.one_of(&[JoinKind::Data, JoinKind::Local], "its kind is unknown")?;
     let (nonce, proof) = (r.array()?, r.array()?);
     r.end()?;
     Ok(Join { session, index, kind, nonce, binding, proof })

@@ -8,7 +8,7 @@ use crate::node::Protocol;
 use crate::peers::SessionState;
 use crate::reclaim::ReclaimCounts;
 use crate::session::Session;
-use crate::sync::lock;
+use crate::sync::{AtomicU64, Ordering, lock};
 use kvik_core::{GrantId, GrantState, RegionId};
 use std::sync::Arc;
 use std::time::Duration;
@@ -137,17 +137,19 @@ impl<R: Clone> Protocol<R> {
 
     /// Beats that were sent later than half a heartbeat after they were due.
     pub fn late_beats(&self) -> u64 {
-        self.common.counts.late_beats()
+        self.common.counts.late_beats.load(Ordering::Relaxed)
     }
 
     /// By what memory came back that was still used when it was asked for.
     pub fn reclaims(&self) -> ReclaimCounts {
-        self.common.counts.reclaims()
+        let counts = &self.common.counts;
+        let read = |counts: &[AtomicU64; 3]| std::array::from_fn(|at| counts[at].load(Ordering::Relaxed));
+        ReclaimCounts { grants: read(&counts.grants), transfers: read(&counts.transfers) }
     }
 
     /// Transfers for which a peer's NIC may reach pages of this engine.
     pub fn exposed(&self) -> usize {
-        self.common.counts.exposed() as usize
+        self.common.counts.exposed.load(Ordering::Acquire) as usize
     }
 
     /// When [`crate::Node::tick`] wants to be called again.

@@ -119,7 +119,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     /// next one says is free.
     pub fn next_event(&mut self) -> Option<Event> {
         loop {
-            if let Some(event) = self.output.next_event() {
+            if let Some(event) = self.output.events.pop_front() {
                 return Some(event);
             }
             self.carry_out()?;
@@ -176,7 +176,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
     /// Does one of the things that calls have asked for; `None` when there is none left.
     fn carry_out(&mut self) -> Option<()> {
         self.stop_flows();
-        match self.output.next_effect()? {
+        match self.output.effects.pop_front()? {
             Effect::Stopped(grant) => {
                 let waits = self.held.iter().flatten().any(|(held, _, _)| *held == grant);
                 if !waits {
@@ -193,7 +193,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
 
     /// Tells the flows of grants that are over.
     fn stop_flows(&mut self) {
-        while let Some(Stop { grant, state, flows }) = self.output.next_stop() {
+        while let Some(Stop { grant, state, flows }) = self.output.stops.pop_front() {
             match &mut self.held {
                 Some(held) => held.extend(flows.into_iter().map(|key| (grant, state, key))),
                 None => flows.into_iter().for_each(|key| self.stop(grant, state, key)),
@@ -272,7 +272,7 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> Node<R, S> {
 
     /// Sessions that have had something to send since they were last asked for.
     pub fn take_unsent(&mut self, into: &mut Vec<u64>) {
-        self.output.take_unsent(into);
+        into.append(&mut self.output.unsent);
     }
 
     /// Sends a frame on a session that may be gone by now.

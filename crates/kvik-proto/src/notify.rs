@@ -152,11 +152,10 @@ impl Notes {
         self.topics.values().filter_map(|line| line.deadlines.first()).map(|(at, _)| *at).min()
     }
 
-    /// Sends a notification: its number in the session, among those of its topic.
+    /// Sends a notification whose payload was checked: its number in the session, among those of its topic.
     ///
     /// # Errors
-    /// `NotificationsFull` while the window is, `InvalidArgument` for more than [`MAX_NOTIFICATION`] bytes, `PeerLost`
-    /// when the session is over.
+    /// `NotificationsFull` while the window is, `PeerLost` when the session is over.
     pub fn send<R: Clone>(
         &mut self,
         topic: Topic,
@@ -164,7 +163,6 @@ impl Notes {
         deadline: Duration,
         cx: &mut Context<'_, R>,
     ) -> Result<u64> {
-        check_payload(payload)?;
         if !cx.is_live() {
             return Err(lost());
         }

@@ -145,19 +145,8 @@ pub(crate) fn check_page_count(view: &View) -> Result<()> {
     Err(Error::new(Code::InvalidArgument, text))
 }
 
-pub(crate) fn encode_order(order: Order, out: &mut Writer) {
-    out.u8(match order {
-        Order::LayerFirst => 0,
-        Order::PageFirst => 1,
-    });
-}
-
 pub(crate) fn decode_order(input: &mut Reader) -> Result<Order> {
-    match input.u8()? {
-        0 => Ok(Order::LayerFirst),
-        1 => Ok(Order::PageFirst),
-        _ => Err(input.wrong("its order is unknown")),
-    }
+    input.one_of(&[Order::LayerFirst, Order::PageFirst], "its order is unknown")
 }
 
 pub(crate) fn encode_range(range: &Range<u32>, out: &mut Writer) {
@@ -237,8 +226,7 @@ impl TravellingView {
         }
         encode_range(&self.one.layers(), out);
         encode_range(&self.one.slices(), out);
-        out.u32(self.one.parts());
-        encode_order(self.one.order(), out);
+        out.u32(self.one.parts()).u8(self.one.order() as u8);
         self.pages.encode(out);
     }
 

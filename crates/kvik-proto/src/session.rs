@@ -32,28 +32,18 @@ impl<R: Clone> Session<R> {
     /// A handshake has ended well.
     pub fn new(established: Established, heartbeat: Duration, now: Duration) -> Session<R> {
         let (id, first) = (established.session, if established.opener { 2 } else { 3 });
-        let connection = Some(Connection::new(established, heartbeat, now));
-        Session {
-            id,
-            connection,
-            cut: None,
-            transfers: Transfers::new(id, first),
-            notes: Notes::default(),
-            announced: None,
-        }
+        let connection = Connection::new(established, heartbeat, now);
+        Session { connection: Some(connection), ..Session::without_connection(id, first) }
     }
 
     /// The engine's transfers within itself.
     pub fn own() -> Session<R> {
-        let transfers = Transfers::new(OWN_SESSION, 1);
-        Session {
-            id: OWN_SESSION,
-            connection: None,
-            cut: None,
-            transfers,
-            notes: Notes::default(),
-            announced: None,
-        }
+        Session::without_connection(OWN_SESSION, 1)
+    }
+
+    fn without_connection(id: u64, first: u64) -> Session<R> {
+        let (transfers, notes) = (Transfers::new(id, first), Notes::default());
+        Session { id, connection: None, cut: None, transfers, notes, announced: None }
     }
 
     // ---- its parts ----

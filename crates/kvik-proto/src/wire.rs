@@ -26,6 +26,14 @@ impl Writer {
         self.0.extend_from_slice(value);
         self
     }
+    /// Whether it is there, and then it.
+    pub fn option<T>(&mut self, value: Option<&T>, write: impl FnOnce(&T, &mut Self)) -> &mut Self {
+        self.u8(value.is_some().into());
+        if let Some(value) = value {
+            write(value, self);
+        }
+        self
+    }
     /// A text, cut at a character boundary to at most `most` bytes, behind its length.
     pub fn text(&mut self, value: &str, most: usize) -> &mut Self {
         let mut end = value.len().min(most);
@@ -86,6 +94,16 @@ impl<'a> Reader<'a> {
             1 => Ok(true),
             _ => Err(self.wrong("a flag is neither 0 nor 1")),
         }
+    }
+
+    /// What may be there or not.
+    pub fn option<T>(&mut self, read: impl FnOnce(&mut Self) -> Result<T>) -> Result<Option<T>> {
+        if self.bool()? { read(self).map(Some) } else { Ok(None) }
+    }
+
+    /// One of these, by its place among them.
+    pub fn one_of<T: Copy>(&mut self, all: &[T], unknown: &str) -> Result<T> {
+        all.get(usize::from(self.u8()?)).copied().ok_or_else(|| self.wrong(unknown))
     }
 
     pub fn text(&mut self, most: usize) -> Result<String> {

@@ -4,24 +4,24 @@
 //! source's fence had the agreed generation before it and still has it afterwards.
 //!
 //! They also sum what a NIC has moved, which no thread has seen pass. Where one of the two sides lies on a GPU, its
-//! streams copy (`gpu`), from memory of this process or of another one.
+//! streams copy (`devices`), from memory of this process or of another one.
 //!
 //! With checksums a part is copied piece by piece, and each piece is compared, or summed, while it is in the cache; checksums
 //! of pages are made of mapped memory as it is copied, in one pass.
 
 use crate::basics::{lock, stopped};
 use crate::compared::windows;
-use crate::devices::{Broken, DeviceCopier, HostPages, Readable, Stuck};
+use crate::devices::{Broken, DeviceCopier, Readable, Stuck};
 use crate::fenced::within_fence;
-use crate::local::{Links, LocalLink, PeerRegion, link_broke};
+use crate::local::{Links, PeerRegion, link_broke};
 use crate::services::finish;
 use crate::sums::{Bytes, Checksummer, PIECE, mismatch, next_piece, sum_placed};
 use crate::{Queue, RegionMemory, WorkSource, from_host};
 use kvik_core::{Code, Error, Extents, PageSums, Result, View};
-use kvik_host::device::DeviceMemory;
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use kvik_host::{HostError, Memory, RunBuffer};
 use kvik_proto::{Claim, CopyFrom, Op, Source, WorkKind, WorkOutcome, WorkRequest};
+use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -35,9 +35,6 @@ const RUNS: usize = 512;
 
 /// How often a thread looks for the end of copies that a GPU does not come to.
 const LOOK: Duration = Duration::from_millis(50);
-
-/// Runs that were copied, and the time spent on checksums.
-type Copied = (u64, Duration);
 
 /// The copying threads of an engine.
 pub(crate) struct CopyPool {
@@ -133,18 +130,10 @@ fn run(work: &dyn WorkSource, links: &Links, waker: &Waker) {
     }
 }
 
+#[derive(Default)]
 struct Copier {
     checksummer: Checksummer,
     gpus: DeviceCopier,
-    local: RunBuffer,
-    remote: RunBuffer,
-}
-
-impl Default for Copier {
-    fn default() -> Self {
-        let (local, remote) = (RunBuffer::new(RUNS), RunBuffer::new(RUNS));
-        Copier { checksummer: Checksummer::default(), gpus: DeviceCopier::default(), local, remote }
-    }
 }
 
 impl Copier {
@@ -158,37 +147,26 @@ impl Copier {
         if stopped(&request.stop) {
             return Ok(WorkOutcome::Void);
         }
-        let result = match &request.kind {
-            WorkKind::Copy(CopyFrom::Own(memory, view)) => match (memory, &request.region) {
-                (RegionMemory::Host(_), RegionMemory::Host(_)) => self.copy_own(request, memory, view),
-                _ => return ended(self.copy_gpu(request, memory, view)),
-            },
-            WorkKind::Copy(CopyFrom::Peer(source)) => match links.get(request.id.session()) {
-                Some(link) => return ended(self.copy_peer(request, source, &link)),
-                // There was one when the transfer began.
-                None => Err(link_broke()),
-            },
-            WorkKind::Stage(op, ring, place) => return ended(self.stage(request, *op, (ring, *place))),
-            WorkKind::Sum => return ended(self.sum(request)),
-            WorkKind::Send(_) | WorkKind::Place | WorkKind::Post(..) => Err(Error::new(
-                Code::ProtocolError,
-                "a work request for a channel was given to a copying thread",
-            )),
+        let outcome = match &request.kind {
+            WorkKind::Copy(CopyFrom::Own(memory, view)) => {
+                self.copy(request, memory, view).map(|verify| copied(request, view, verify))
+            }
+            WorkKind::Copy(CopyFrom::Peer(source)) => {
+                self.copy_peer(links, request, source).map(|verify| copied(request, &source.view, verify))
+            }
+            WorkKind::Stage(op, ring, place) => self.stage(request, *op, (ring, *place)),
+            WorkKind::Sum => self.sum(request),
+            WorkKind::Send(_) | WorkKind::Place | WorkKind::Post(..) => {
+                let text = "a work request for a channel was given to a copying thread";
+                Err(Error::new(Code::ProtocolError, text).into())
+            }
         };
-        Ok(match result {
-            Ok((extents, verify)) => WorkOutcome::Done { extents, verify },
-            Err(error) => WorkOutcome::Failed(error),
-        })
-    }
-
-    fn copy_gpu(
-        &mut self,
-        request: &WorkRequest<RegionMemory>,
-        from: &RegionMemory,
-        view: &View,
-    ) -> Result<WorkOutcome, Broken> {
-        let (extents, verify) = self.gpus.copy(&mut self.checksummer, request, from, view)?;
-        Ok(WorkOutcome::Done { extents, verify })
+        match outcome {
+            Ok(outcome) => Ok(outcome),
+            Err(Broken::Failed(error)) => Ok(WorkOutcome::Failed(error)),
+            Err(Broken::Left) => Ok(WorkOutcome::Void),
+            Err(Broken::Stuck(stuck)) => Err(stuck),
+        }
     }
 
     /// Between the pages of a GPU and a ring, for a peer's NIC.
@@ -242,19 +220,55 @@ impl Copier {
         Ok(sums)
     }
 
-    fn copy_own(
+    /// From memory that this process has open: how long checksums took, as of each copy.
+    fn copy(
         &mut self,
         request: &WorkRequest<RegionMemory>,
-        memory: &RegionMemory,
+        from: &RegionMemory,
         view: &View,
-    ) -> Result<Copied> {
-        let (to, from) = (request.region.host(COPIER)?, memory.host(COPIER)?);
-        self.copy_pieces(request, view, &**from, |_, extents| {
-            extents.into_iter().try_for_each(|e| {
-                Memory::copy_between(to, e.right as usize, from, e.left as usize, e.len as usize)
-                    .map_err(|error| from_host(Code::PageOutOfRange, error))
-            })
-        })
+    ) -> Result<Duration, Broken> {
+        match from {
+            RegionMemory::Host(from) => self.copy_readable(request, &**from, view),
+            RegionMemory::Device(from) => self.gpus.copy(&mut self.checksummer, request, (from, view)),
+        }
+    }
+
+    fn copy_readable(
+        &mut self,
+        request: &WorkRequest<RegionMemory>,
+        from: &impl Readable,
+        view: &View,
+    ) -> Result<Duration, Broken> {
+        match &request.region {
+            RegionMemory::Host(to) => Ok(self.copy_pieces(request, (from, view), to)?),
+            RegionMemory::Device(to) => self.gpus.up(&mut self.checksummer, request, (from, view), to),
+        }
+    }
+
+    fn copy_peer(
+        &mut self,
+        links: &Links,
+        request: &WorkRequest<RegionMemory>,
+        source: &Source,
+    ) -> Result<Duration, Broken> {
+        // There was one when the transfer began.
+        let link = links.get(request.id.session()).ok_or_else(link_broke)?;
+        let fence = link.fence(&request.stop)?;
+        let region = link.region(source.region, &request.stop)?;
+        let copied = within_fence(&fence, (source, &region), || match &*region {
+            PeerRegion::Device(memory) => {
+                let from = memory.open(&link, &request.stop)?;
+                self.gpus.copy(&mut self.checksummer, request, (&from, &source.view))
+            }
+            PeerRegion::Mapped(memory, _) => self.copy_readable(request, &**memory, &source.view),
+            PeerRegion::Process { process, addr, len } => {
+                let runs = RefCell::new((RunBuffer::new(RUNS), RunBuffer::new(RUNS)));
+                let there = Elsewhere { process, addr: *addr, len: *len, runs };
+                self.copy_readable(request, &there, &source.view)
+            }
+        });
+        link.was_read(&region);
+        copied
     }
 
     /// Copies piece by piece, compares each with its source, whose bytes lie as `view` says, and sums it where its pages
@@ -262,126 +276,29 @@ impl Copier {
     fn copy_pieces(
         &mut self,
         request: &WorkRequest<RegionMemory>,
-        view: &View,
-        source: &impl Bytes,
-        mut copy: impl FnMut(&mut Copier, Extents<'_>) -> Result<()>,
-    ) -> Result<Copied> {
+        (from, view): (&impl Readable, &View),
+        to: &Memory,
+    ) -> Result<Duration> {
         let mut verify = Duration::ZERO;
         for piece in pieces(request) {
-            match (request.view.sums(), source.mapped()) {
-                (Some(sums), Some(from)) if sums.is_whole(&piece) => {
+            match (request.view.sums(), from.mapped()) {
+                (Some(sums), Some(mapped)) if sums.is_whole(&piece) => {
                     for number in sums.within(piece.clone()) {
-                        if !Copier::copy_summed(request, (view, sums), from, number)? {
-                            copy(self, Extents::new(view, &request.view, sums.covers(number)))?;
+                        if !copy_summed(request, (mapped, view), to, (sums, number))? {
+                            from.copy(to, extents(request, view, sums.covers(number)))?;
                         }
                     }
                 }
-                _ => copy(self, Extents::new(view, &request.view, piece.clone()))?,
+                _ => from.copy(to, extents(request, view, piece.clone()))?,
             }
-            verify += self.compare(request, piece.clone(), source, view)?;
+            verify += self.compare(request, piece.clone(), (from, view), to)?;
             if request.view.sums().is_some() {
-                let (began, own) = (Instant::now(), request.region.host(COPIER)?);
-                sum_placed(&mut self.checksummer, (&**own, &request.view), piece)?;
+                let began = Instant::now();
+                sum_placed(&mut self.checksummer, (to, &request.view), piece)?;
                 verify += began.elapsed();
             }
         }
-        Ok((Extents::new(view, &request.view, request.part.clone()).count() as u64, verify))
-    }
-
-    /// Copies a part of the stream that one checksum of pages covers, and sums it in the same pass; false where that is to
-    /// be done in two.
-    fn copy_summed(
-        request: &WorkRequest<RegionMemory>,
-        (view, sums): (&View, &PageSums),
-        from: &Memory,
-        number: usize,
-    ) -> Result<bool> {
-        let extents = Extents::new(view, &request.view, sums.covers(number));
-        let extents = extents.map(|e| (e.left as usize, e.right as usize, e.len as usize));
-        let copied = request.region.host(COPIER)?.copy_summed(from, extents);
-        let sum = copied.map_err(|error| from_host(Code::PageOutOfRange, error))?;
-        sum.into_iter().for_each(|sum| sums.set(number, sum));
-        Ok(sum.is_some())
-    }
-
-    fn copy_peer(
-        &mut self,
-        request: &WorkRequest<RegionMemory>,
-        source: &Source,
-        link: &LocalLink,
-    ) -> Result<WorkOutcome, Broken> {
-        let fence = link.fence(&request.stop)?;
-        let region = link.region(source.region, &request.stop)?;
-        let copied = within_fence(&fence, (source, &region), || {
-            let (extents, verify) = match (&*region, &request.region) {
-                (PeerRegion::Device(memory), _) => {
-                    return self.copy_gpu(
-                        request,
-                        &RegionMemory::Device(memory.open(link, &request.stop)?),
-                        &source.view,
-                    );
-                }
-                (PeerRegion::Mapped(memory, _), RegionMemory::Device(to)) => {
-                    return self.copy_up(request, &source.view, (&mut &*memory, &**memory), to);
-                }
-                (PeerRegion::Mapped(memory, _), _) => self.copy_mapped(request, source, memory)?,
-                (PeerRegion::Process { process, addr, len }, to) => {
-                    let there = Elsewhere { process, addr: *addr, len: *len };
-                    if let RegionMemory::Device(to) = to {
-                        let mut batched = Batched::of(&there);
-                        return self.copy_up(request, &source.view, (&mut batched, &there), to);
-                    }
-                    self.copy_process(request, source, &there)?
-                }
-            };
-            Ok(WorkOutcome::Done { extents, verify })
-        });
-        link.was_read(&region);
-        copied
-    }
-
-    /// From memory of another process that a processor reads to a GPU of this one.
-    fn copy_up(
-        &mut self,
-        request: &WorkRequest<RegionMemory>,
-        view: &View,
-        (memory, bytes): (&mut dyn Readable, &impl Bytes),
-        to: &Arc<dyn DeviceMemory>,
-    ) -> Result<WorkOutcome, Broken> {
-        let from = HostPages { memory, bytes, view };
-        let (extents, verify) = self.gpus.up(&mut self.checksummer, request, from, to)?;
-        Ok(WorkOutcome::Done { extents, verify })
-    }
-
-    fn copy_mapped(
-        &mut self,
-        request: &WorkRequest<RegionMemory>,
-        source: &Source,
-        memory: &kvik_host::PeerMemory,
-    ) -> Result<Copied> {
-        let to = request.region.host(COPIER)?;
-        self.copy_pieces(request, &source.view, &**memory, |_, extents| {
-            extents.into_iter().try_for_each(|e| {
-                memory
-                    .copy_into(e.left as usize, to, e.right as usize, e.len as usize)
-                    .map_err(|error| from_host(Code::PageOutOfRange, error))
-            })
-        })
-    }
-
-    /// Reads through the kernel, many extents a call. With checksums wanted the source is read twice, since what is
-    /// compared must come from there.
-    fn copy_process(
-        &mut self,
-        request: &WorkRequest<RegionMemory>,
-        source: &Source,
-        there: &Elsewhere<'_>,
-    ) -> Result<Copied> {
-        let to = request.region.host(COPIER)?;
-        self.copy_pieces(request, &source.view, there, |copier, extents| {
-            let extents = extents.map(|e| (e.left, e.right as usize, e.len as usize));
-            there.read(to, extents, &mut copier.local, &mut copier.remote)
-        })
+        Ok(verify)
     }
 
     /// Compares checksums of source and destination, unit by unit, where they are wanted.
@@ -389,41 +306,56 @@ impl Copier {
         &mut self,
         request: &WorkRequest<RegionMemory>,
         piece: Range<u64>,
-        bytes: &impl Bytes,
-        source: &View,
+        (from, view): (&impl Bytes, &View),
+        to: &Memory,
     ) -> Result<Duration> {
         if !request.sums {
             return Ok(Duration::ZERO);
         }
-        let (began, own) = (Instant::now(), request.region.host(COPIER)?);
-        let mut start = piece.start;
-        while start < piece.end {
-            let end = (start + request.unit).min(piece.end);
-            let (from, to) = (next_piece(source, start), next_piece(&request.view, start));
-            let there = self.checksummer.sum_of(bytes, source, start..end, from)?;
-            let here = self.checksummer.sum_of(&**own, &request.view, start..end, to)?;
-            if there != here {
+        let began = Instant::now();
+        for unit in windows(&piece, request.unit, request.unit) {
+            let start = unit.start;
+            let there = self.checksummer.sum_of(from, view, unit.clone(), next_piece(view, start))?;
+            let next = next_piece(&request.view, start);
+            if there != self.checksummer.sum_of(to, &request.view, unit, next)? {
                 return Err(mismatch(&request.view, start));
             }
-            start = end;
         }
         Ok(began.elapsed())
     }
 }
 
+/// Copies a part of the stream that one checksum of pages covers, and sums it in the same pass; false where that is to
+/// be done in two.
+fn copy_summed(
+    request: &WorkRequest<RegionMemory>,
+    (from, view): (&Memory, &View),
+    to: &Memory,
+    (sums, number): (&PageSums, usize),
+) -> Result<bool> {
+    let copied = to.copy_summed(from, extents(request, view, sums.covers(number)));
+    let sum = copied.map_err(|error| from_host(Code::PageOutOfRange, error))?;
+    sum.into_iter().for_each(|sum| sums.set(number, sum));
+    Ok(sum.is_some())
+}
+
+/// The extents of a part of the stream: offsets in the source and in the destination, and bytes.
+fn extents<'a>(
+    request: &'a WorkRequest<RegionMemory>,
+    from: &'a View,
+    part: Range<u64>,
+) -> impl Iterator<Item = (usize, usize, usize)> + 'a {
+    let extents = Extents::new(from, &request.view, part);
+    extents.map(|e| (e.left as usize, e.right as usize, e.len as usize))
+}
+
+fn copied(request: &WorkRequest<RegionMemory>, from: &View, verify: Duration) -> WorkOutcome {
+    WorkOutcome::Done { extents: extents(request, from, request.part.clone()).count() as u64, verify }
+}
+
 fn done_staging(request: &WorkRequest<RegionMemory>) -> WorkOutcome {
     let extents = request.view.runs(request.part.clone()).count() as u64;
     WorkOutcome::Done { extents, verify: Duration::ZERO }
-}
-
-/// How a work request ended, unless a GPU has something of it in flight.
-fn ended(result: Result<WorkOutcome, Broken>) -> Result<WorkOutcome, Box<Stuck>> {
-    match result {
-        Ok(outcome) => Ok(outcome),
-        Err(Broken::Failed(error)) => Ok(WorkOutcome::Failed(error)),
-        Err(Broken::Left) => Ok(WorkOutcome::Void),
-        Err(Broken::Stuck(stuck)) => Err(stuck),
-    }
 }
 
 /// A work request's part in pieces that are copied, compared and summed before the next ones: of whole units where they
@@ -447,29 +379,26 @@ fn pieces(request: &WorkRequest<RegionMemory>) -> impl Iterator<Item = Range<u64
     })
 }
 
-/// Memory of another process, which is read through the kernel.
+/// Memory of another process, which is read through the kernel: many extents a call. With checksums wanted it is read
+/// twice, since what is compared must come from there.
 struct Elsewhere<'a> {
     process: &'a kvik_host::ProcessMemory,
     addr: u64,
     len: u64,
+    /// Room for the runs of a call, here and there.
+    runs: RefCell<(RunBuffer, RunBuffer)>,
 }
 
-impl Elsewhere<'_> {
-    /// Copies extents (offset there, offset here, and bytes), many a call.
-    fn read(
-        &self,
-        into: &Memory,
-        extents: impl Iterator<Item = (u64, usize, usize)>,
-        local: &mut RunBuffer,
-        remote: &mut RunBuffer,
-    ) -> Result<()> {
+impl Readable for Elsewhere<'_> {
+    fn copy(&self, into: &Memory, extents: impl Iterator<Item = (usize, usize, usize)>) -> Result<()> {
         let broken = |error| from_host(Code::PeerLost, error);
+        let (local, remote) = &mut *self.runs.borrow_mut();
         let mut extents = extents.peekable();
         while extents.peek().is_some() {
             let (mut to_all, mut from_all) = (local.begin_recv(), remote.begin_remote());
             while let Some((offset, place, len)) = extents.peek().copied() {
-                let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len);
-                let from = self.addr.checked_add(offset).filter(|_| inside);
+                let inside = offset.checked_add(len).is_some_and(|end| end as u64 <= self.len);
+                let from = self.addr.checked_add(offset as u64).filter(|_| inside);
                 let from = from
                     .ok_or_else(|| Error::new(Code::PageOutOfRange, "the peer's layout leaves its region"))?;
                 let to = into.recv_run(place, len).map_err(broken)?;
@@ -491,31 +420,6 @@ impl Elsewhere<'_> {
     }
 }
 
-/// The same, with what it takes to read many runs a call.
-struct Batched<'a, 'p> {
-    there: &'a Elsewhere<'p>,
-    local: RunBuffer,
-    remote: RunBuffer,
-}
-
-impl<'a, 'p> Batched<'a, 'p> {
-    fn of(there: &'a Elsewhere<'p>) -> Batched<'a, 'p> {
-        Batched { there, local: RunBuffer::new(RUNS), remote: RunBuffer::new(RUNS) }
-    }
-}
-
-impl Readable for Batched<'_, '_> {
-    fn take(&mut self, runs: &[(usize, usize)], into: &Memory) -> Result<()> {
-        let mut place = 0;
-        let extents = runs.iter().map(|(offset, len)| {
-            let at = place;
-            place += len;
-            (*offset as u64, at, *len)
-        });
-        self.there.read(into, extents, &mut self.local, &mut self.remote)
-    }
-}
-
 impl Bytes for Elsewhere<'_> {
     fn sum(
         &self,
@@ -532,7 +436,7 @@ impl Bytes for Elsewhere<'_> {
         scratch: &mut [u8],
         f: &mut dyn FnMut(&[u8]),
     ) -> Result<(), HostError> {
-        let (mut local, mut remote) = (RunBuffer::new(1), RunBuffer::new(1));
+        let (local, remote) = &mut *self.runs.borrow_mut();
         let (start, mut at) = (self.addr + offset as u64, 0);
         while at < len {
             let step = (len - at).min(scratch.len());

@@ -17,7 +17,7 @@ use crate::sums::{Bytes, Checksummer};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Extents, View};
 use kvik_host::device::{Device, DeviceMemory, DeviceStream};
-use kvik_host::{HostError, Memory, PeerMemory};
+use kvik_host::{HostError, Memory};
 use kvik_proto::{Op, WorkRequest};
 use std::ops::Range;
 use std::sync::Arc;
@@ -100,48 +100,21 @@ impl From<HostError> for Broken {
     }
 }
 
-/// Extents that were copied, and the time spent on checksums.
-pub(crate) type Copied = (u64, Duration);
-
-/// Pages that a processor reads, on their way up to a device.
-pub(crate) struct HostPages<'a, B> {
-    /// Where they are taken from.
-    pub memory: &'a mut dyn Readable,
-    /// The same, to sum.
-    pub bytes: &'a B,
-    pub view: &'a View,
+/// Memory that a processor reads, of this process or of another one.
+pub(crate) trait Readable: Bytes {
+    /// Copies extents: offset here, offset in `into`, and bytes.
+    fn copy(&self, into: &Memory, extents: impl Iterator<Item = (usize, usize, usize)>) -> Result<(), Error>;
 }
 
-/// Memory that a processor reads, of this process or of another one: what goes up to a device is taken from there.
-pub(crate) trait Readable {
-    /// Puts runs (offset and bytes) one behind the other into a buffer, from its first byte on.
-    fn take(&mut self, runs: &[(usize, usize)], into: &Memory) -> Result<(), Error>;
-}
-
-/// Copies runs one behind the other, by a copy of one of them: offset, place in the buffer, and bytes.
-pub(crate) fn packed(
-    runs: &[(usize, usize)],
-    mut copy: impl FnMut(usize, usize, usize) -> Result<(), HostError>,
-) -> Result<(), Error> {
-    let mut place = 0;
-    runs.iter()
-        .try_for_each(|(offset, len)| {
-            copy(*offset, place, *len)?;
-            place += len;
-            Ok(())
-        })
-        .map_err(failed)
-}
-
-impl Readable for &Memory {
-    fn take(&mut self, runs: &[(usize, usize)], into: &Memory) -> Result<(), Error> {
-        packed(runs, |offset, place, len| Memory::copy_between(into, place, self, offset, len))
-    }
-}
-
-impl Readable for &PeerMemory {
-    fn take(&mut self, runs: &[(usize, usize)], into: &Memory) -> Result<(), Error> {
-        packed(runs, |offset, place, len| self.copy_into(offset, into, place, len))
+impl Readable for Memory {
+    fn copy(
+        &self,
+        into: &Memory,
+        mut extents: impl Iterator<Item = (usize, usize, usize)>,
+    ) -> Result<(), Error> {
+        extents
+            .try_for_each(|(offset, place, len)| Memory::copy_between(into, place, self, offset, len))
+            .map_err(|error| from_host(Code::PageOutOfRange, error))
     }
 }
 
@@ -155,31 +128,18 @@ pub(crate) struct DeviceCopier {
 }
 
 impl DeviceCopier {
-    /// Copies a work request's part from memory that this process has open, one of the two on a device, and compares the
-    /// two where that is asked for.
+    /// Copies a work request's part from memory of a device that this process has open, and compares the two where that is
+    /// asked for: how long that took.
     pub fn copy(
         &mut self,
         checksummer: &mut Checksummer,
         request: &WorkRequest<RegionMemory>,
-        from: &RegionMemory,
-        view: &View,
-    ) -> Result<Copied, Broken> {
-        let verify = match (from, &request.region) {
-            (RegionMemory::Device(from), RegionMemory::Device(to)) => {
-                self.across(checksummer, request, (from, view), to)?
-            }
-            (RegionMemory::Device(from), RegionMemory::Host(to)) => {
-                self.down(checksummer, request, (from, view), to)?
-            }
-            (RegionMemory::Host(memory), RegionMemory::Device(to)) => {
-                let from = HostPages { memory: &mut &**memory, bytes: &**memory, view };
-                return self.up(checksummer, request, from, to);
-            }
-            (RegionMemory::Host(_), RegionMemory::Host(_)) => {
-                return Err(Error::new(Code::InvalidArgument, "neither side lies on a device").into());
-            }
-        };
-        Ok((Extents::new(view, &request.view, request.part.clone()).count() as u64, verify))
+        from: (&Arc<dyn DeviceMemory>, &View),
+    ) -> Result<Duration, Broken> {
+        match &request.region {
+            RegionMemory::Device(to) => self.across(checksummer, request, from, to),
+            RegionMemory::Host(to) => self.down(checksummer, request, from, to),
+        }
     }
 
     fn across(
@@ -238,12 +198,9 @@ impl DeviceCopier {
             }
             self.wait(at, request, None)?;
             begun?;
-            let (buffer, mut place) = (self.streams[at].buffer(), 0);
-            for run in request.view.runs(window.clone()) {
-                let len = run.len as usize;
-                Memory::copy_between(to, run.offset as usize, buffer, place, len)?;
-                place += len;
-            }
+            let buffer = self.streams[at].buffer();
+            buffer
+                .copy(to, packed(&request.view, window.clone()).map(|(at, place, len)| (place, at, len)))?;
             if request.sums {
                 check.there.take(checksummer, buffer, HALF, &window)?;
                 check.here.follow(checksummer, &check.there, (to, &request.view))?;
@@ -258,15 +215,14 @@ impl DeviceCopier {
         &mut self,
         checksummer: &mut Checksummer,
         request: &WorkRequest<RegionMemory>,
-        from: HostPages<'_, impl Bytes>,
+        (from, view): (&impl Readable, &View),
         to: &Arc<dyn DeviceMemory>,
-    ) -> Result<Copied, Broken> {
+    ) -> Result<Duration, Broken> {
         let at = self.stream_of(to.device())?;
         let mut check = Comparison::of(request);
         for window in windows(&request.part, request.unit, HALF) {
-            take_runs(&mut self.runs, from.view, window.clone());
             let stream = &mut self.streams[at];
-            from.memory.take(&self.runs, stream.buffer())?;
+            from.copy(stream.buffer(), packed(view, window.clone()))?;
             take_runs(&mut self.runs, &request.view, window.clone());
             let mut begun = stream.scatter(to, &self.runs, 0);
             if begun.is_ok() && request.sums {
@@ -276,11 +232,10 @@ impl DeviceCopier {
             begun?;
             if request.sums {
                 check.here.take(checksummer, self.streams[at].buffer(), HALF, &window)?;
-                check.there.follow(checksummer, &check.here, (from.bytes, from.view))?;
+                check.there.follow(checksummer, &check.here, (from, view))?;
             }
         }
-        let extents = Extents::new(from.view, &request.view, request.part.clone()).count() as u64;
-        Ok((extents, check.end(&request.view)?))
+        Ok(check.end(&request.view)?)
     }
 
     /// Copies a work request's part from its pages on a device to a ring of the host, from `place` on, or to the pages (a
@@ -417,7 +372,18 @@ pub(crate) fn blind(error: HostError) -> Result<Option<u64>, Error> {
     Ok(None)
 }
 
-fn take_runs(runs: &mut Vec<(usize, usize)>, view: &View, part: Range<u64>) {
+/// The runs of a part, and where each lies in a buffer that has them one behind the other: offset, place, and bytes.
+fn packed(view: &View, part: Range<u64>) -> impl Iterator<Item = (usize, usize, usize)> {
+    let mut place = 0;
+    view.runs(part).map(move |run| {
+        let at = place;
+        place += run.len as usize;
+        (run.offset as usize, at, run.len as usize)
+    })
+}
+
+/// Takes the runs of a part of a stream.
+pub(crate) fn take_runs(runs: &mut Vec<(usize, usize)>, view: &View, part: Range<u64>) {
     runs.clear();
     runs.extend(view.runs(part).map(|run| (run.offset as usize, run.len as usize)));
 }

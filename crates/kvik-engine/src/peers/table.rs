@@ -364,6 +364,14 @@ mod tests {
         Error::new(code, "in a test")
     }
 
+    /// A peer with two connections, of which this side has dialled the first.
+    fn both() -> PeerTable {
+        let peers = PeerTable::default();
+        peers.begun(peer(1), 1, "", at(), HOUR);
+        peers.begun(peer(1), 2, "", None, HOUR);
+        peers
+    }
+
     /// A peer that was met at time 0 s after boot, and lost after an hour.
     fn lost(peers: &PeerTable, again: bool) {
         assert!(peers.begun(peer(1), 1, "one", at(), Duration::ZERO));
@@ -444,12 +452,6 @@ mod tests {
 
     #[test]
     fn the_goodbye_of_one_connection_of_two_is_none_of_the_peers() {
-        let both = || {
-            let peers = PeerTable::default();
-            peers.begun(peer(1), 1, "", at(), HOUR);
-            peers.begun(peer(1), 2, "", None, HOUR);
-            peers
-        };
         let end = |peers: &PeerTable, session, again| {
             peers.ended(peer(1), session, &error(Code::PeerLost), again, HOUR)
         };
@@ -476,12 +478,6 @@ mod tests {
 
     #[test]
     fn of_two_connections_that_are_lost_the_one_dialled_here_is_dialled_again_in_any_order() {
-        let both = || {
-            let peers = PeerTable::default();
-            peers.begun(peer(1), 1, "", at(), HOUR);
-            peers.begun(peer(1), 2, "", None, HOUR);
-            peers
-        };
         let end = |peers: &PeerTable, session, code| {
             peers.ended(peer(1), session, &error(code), code == Code::PeerLost, HOUR)
         };

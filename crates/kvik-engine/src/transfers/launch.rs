@@ -69,7 +69,9 @@ impl Transfers {
         else {
             return;
         };
-        // Under the lock: whoever ends the session looks for those that wait afterwards.
+        let chosen = self.choose(entry, session);
+        // Under the lock: whoever ends the session looks for those that wait afterwards. And after the choice: of a session
+        // that has gone meanwhile, no transport has more to say than that.
         if !self.peers.has(session) {
             drop(table);
             return self.lost_before(id, Error::new(
@@ -78,7 +80,7 @@ impl Transfers {
             ));
         }
         let deadline = entry.request.deadline;
-        let taken = match self.choose(entry, session) {
+        let taken = match chosen {
             Ok(Some(taken)) => taken,
             Ok(None) => {
                 table.set_waiting(id, true);
@@ -249,3 +251,7 @@ impl Transfers {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "../../tests/unit/launch.rs"]
+mod tests;

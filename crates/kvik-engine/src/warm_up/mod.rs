@@ -9,7 +9,7 @@ use crate::engine::Engine;
 use crate::report::TransferOptions;
 use crate::transfer::Transfer;
 use crate::transfers::request::TransferRequest;
-use kvik_core::{Code, Error, Result, Ticket};
+use kvik_core::{Result, Ticket};
 use kvik_host::clock::boottime;
 use kvik_proto::Identity;
 pub use state::{NicPair, PairState, WarmUpReport};
@@ -41,14 +41,9 @@ impl WarmUp {
     /// # Errors
     /// Why the peer could not be reached; `WaitTimeout` when `timeout` passes first.
     pub fn wait(&self, timeout: Option<Duration>) -> Result<WarmUpReport> {
-        match self.transfer.wait(timeout) {
-            Err(error) if error.code == Code::WaitTimeout => {
-                let text =
-                    "the warm-up had not ended when the wait did; it goes on until its timeout: wait again";
-                Err(Error::new(Code::WaitTimeout, text))
-            }
-            ended => ended.map(|report| self.warm.told(report)),
-        }
+        self.transfer.transfers.check_fork()?;
+        let late = "the warm-up had not ended when the wait did; it goes on until its timeout: wait again";
+        self.transfer.end.wait(timeout, late).map(|report| self.warm.told(report))
     }
 
     /// Ends it. What is open by then stays open.

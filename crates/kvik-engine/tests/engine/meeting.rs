@@ -4,7 +4,7 @@ use crate::addresses::closed_port;
 use crate::common::*;
 use crate::events::{Child, expect};
 use kvik_core::{Code, Error};
-use kvik_engine::{Config, Engine, Event, Events, Meeting, PeerState, Preference, To, Who};
+use kvik_engine::{Config, Engine, Event, Events, Meeting, Notifying, PeerState, Preference, To, Who};
 use rustix::process::Signal;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
@@ -219,4 +219,13 @@ fn who_was_met_and_lost_comes_back_by_itself_or_is_met_again() {
     assert_ne!(now.incarnation, who.incarnation);
     expect(&events, "peer_up", 1.0);
     client.notify(now.engine, b"hello", Some(PATIENCE)).unwrap();
+}
+
+#[test]
+fn whoever_waits_may_name_any_time() {
+    let (server, client) = (engine(Preference::Tcp), engine(Preference::Tcp));
+    let meeting = Meeting::begin(&client, server.addresses()[0], None).unwrap();
+    assert_eq!(meeting.wait(Duration::MAX).unwrap().unwrap().engine, server.id());
+    let sending = Notifying::begin(&client, 0, server.id(), b"hello", None).unwrap();
+    assert!(sending.wait(Duration::MAX).unwrap().is_some());
 }

@@ -89,45 +89,22 @@ impl<R: Clone> Open<R> {
     fn chunking(&self) -> Chunking {
         match &self.side {
             Some(side) => Chunking::new(&side.view, self.chunk, self.sums),
-            None => Chunking { bytes: 0, chunk: 1, unit: 1, sums: false },
+            None => Chunking::NOTHING,
         }
     }
 
     fn flow(&self, key: FlowKey, role: Role, work: Work) -> Flow<R> {
         let chunking = self.chunking();
         Flow {
-            key,
-            role,
-            op: self.op,
-            class: self.class,
-            path: self.path,
             confirm: self.op == Op::Confirm || (self.confirm && self.op != Op::Extend),
             memory: self.side.as_ref().map(|side| (side.region.clone(), Arc::new(side.view.clone()))),
-            source: None,
             seen: vec![0; if work == Work::Place { chunking.chunks().div_ceil(64) as usize } else { 0 }],
             chunking,
             work,
-            next: 0,
-            back: Vec::new(),
-            done: 0,
-            pins: 0,
-            posted: 0,
             deadline: self.deadline,
-            stop: None,
-            stop_flag: Arc::default(),
-            peer_ended: false,
-            peer_done: false,
-            end_sent: false,
-            held: 0,
             slot: self.side.as_ref().and_then(|side| side.fence).map(|(slot, _)| slot),
-            first: None,
-            extents: 0,
-            verify: Duration::ZERO,
             checks: Checks::new(self.check),
-            lending: None,
-            borrowing: None,
-            reported: false,
-            answered: false,
+            ..Flow::new(key, role, (self.op, self.path, self.class))
         }
     }
 }
@@ -161,14 +138,13 @@ impl<R: Clone> Open<R> {
 }
 
 impl<R: Clone> Transfers<R> {
-    /// Begins a transfer with the peer of a session. `Finished` tells its end.
+    /// Begins a transfer with the peer of a session, whose side was checked. `Finished` tells its end.
     ///
     /// # Errors
-    /// `PeerLost` when the session is gone, `InvalidArgument` or `DuplicatePage` for a side that cannot be moved,
+    /// `PeerLost` when the session is gone, `InvalidArgument` for a write from shared memory without a fence slot,
     /// `MemoryCapReached` while too much waits to be sent, `TransportUnavailable` for [`Path::OneSided`] without a
     /// one-sided link to the peer.
     pub fn begin(&mut self, open: Open<R>, now: Duration, cx: &mut Context<'_, R>) -> Result<FlowKey> {
-        open.check_side()?;
         if open.op == Op::Write
             && open.path == Path::Memory
             && open.side.as_ref().is_none_or(|side| side.fence.is_none())

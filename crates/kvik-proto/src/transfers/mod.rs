@@ -28,6 +28,7 @@ use crate::flow::{Flow, Role, Work};
 use crate::frame::{Begin, Frame, Path};
 use crate::offer::Given;
 use crate::reclaim::Reclaim;
+use crate::sync::Ordering;
 use flows::Flows;
 use kvik_core::{Code, Error, GrantId, Result, Use};
 use std::collections::HashMap;
@@ -218,12 +219,15 @@ impl<R: Clone> Transfers<R> {
         match flow.role {
             Role::Initiator => {
                 if outcome.is_err() {
-                    cx.call().common.counts.note_reclaim(reclaim);
+                    cx.call().common.counts.transfers[reclaim as usize].fetch_add(1, Ordering::Relaxed);
                 }
                 work::report(&flow, outcome, cx);
             }
             Role::Parked { grant } => {
-                served::note_unserved(&flow, &outcome, cx);
+                // One whose session is gone was never answered.
+                if let Some(peer) = cx.reader() {
+                    served::note_served(&flow, peer, &outcome, cx);
+                }
                 self.parked.remove(&transfer);
                 cx.call().grants().forget_parked(grant, key);
             }

@@ -3,7 +3,6 @@
 use super::onesided::no_one_sided;
 use super::{Transfers, count_readers, served};
 use crate::FlowKey;
-use crate::checks::Checks;
 use crate::chunking::Chunking;
 use crate::connection::Context;
 use crate::flow::{CopyFrom, Flow, Reach, Role, Work};
@@ -61,7 +60,7 @@ impl<R: Clone> Transfers<R> {
         let deadline = now + time.saturating_sub(time / 10);
         let held = begin.select.positions.as_ref().map_or(0, PageList::held)
             + begin.source.as_ref().map_or(0, |source| source.view.held());
-        let flow = Flow { role: Role::Parked { grant }, deadline, held, ..blank(key, &begin) };
+        let flow = Flow { deadline, held, ..Flow::new(key, Role::Parked { grant }, asked(&begin)) };
         if let Err(error) = self.flows.check_held(&flow) {
             return refuse(key, asked(&begin), error, cx);
         }
@@ -138,11 +137,10 @@ impl<R: Clone> Transfers<R> {
         let (region_id, slot, generation) = (offer.region_id, offer.slot, offer.generation);
         let reader = cx.reader().ok_or_else(|| Error::new(Code::PeerLost, "the session is gone"))?;
         let mut flow = Flow {
-            role: Role::Owner { grant: begin.grant, reader },
             deadline: now + begin.time.min(LONGEST) + GRACE,
             // Nothing but to confirm is the sense of `Confirm`, and none of `Extend`.
             confirm: begin.op == Op::Confirm || (begin.confirm && begin.op != Op::Extend),
-            ..blank(key, &begin)
+            ..Flow::new(key, Role::Owner { grant: begin.grant, reader }, asked(&begin))
         };
         let Some(shape) = begin.shape else {
             if begin.op == Op::Extend {
@@ -237,42 +235,4 @@ fn asked(begin: &Begin) -> served::Asked {
 fn refuse<R: Clone>(key: FlowKey, asked: served::Asked, error: Error, cx: &mut Context<'_, R>) {
     served::note_refused(asked, error.code, cx);
     cx.send_end(key.1, Err(error));
-}
-
-/// A flow for a peer's request, before anything is known of the grant.
-fn blank<R>(key: FlowKey, begin: &Begin) -> Flow<R> {
-    Flow {
-        key,
-        role: Role::Parked { grant: begin.grant },
-        op: begin.op,
-        class: begin.class,
-        path: begin.path,
-        confirm: begin.confirm,
-        memory: None,
-        source: None,
-        chunking: Chunking { bytes: 0, chunk: 1, unit: 1, sums: false },
-        work: Work::Wait,
-        next: 0,
-        back: Vec::new(),
-        done: 0,
-        seen: Vec::new(),
-        pins: 0,
-        posted: 0,
-        deadline: Duration::ZERO,
-        stop: None,
-        stop_flag: Arc::default(),
-        peer_ended: false,
-        peer_done: false,
-        end_sent: false,
-        held: 0,
-        slot: None,
-        first: None,
-        extents: 0,
-        verify: Duration::ZERO,
-        checks: Checks::default(),
-        lending: None,
-        borrowing: None,
-        reported: false,
-        answered: false,
-    }
 }

@@ -15,13 +15,6 @@ pub(super) fn note_refused<R: Clone>(asked: Asked, code: Code, cx: &mut Context<
     cx.tell(Event::Served(Served { peer, op, class, path, outcome: Err(code), refused: true, bytes: 0 }));
 }
 
-/// A request that waited for its grant has ended without it. One whose session is gone was never answered.
-pub(super) fn note_unserved<R: Clone>(flow: &Flow<R>, outcome: &Result<()>, cx: &mut Context<'_, R>) {
-    if let Some(peer) = cx.reader() {
-        note_served(flow, peer, outcome, cx);
-    }
-}
-
 /// A request that was served has ended.
 pub(super) fn note_served<R: Clone>(
     flow: &Flow<R>,

@@ -6,7 +6,7 @@
 //! `process_vm_readv` may reach, after a nonce has proven that the process number means the peer. Each process writes
 //! only its own memory.
 //!
-//! - `gpu`: a peer's memory on a GPU, and when it is opened;
+//! - `device`: a peer's memory on a GPU, and when it is opened;
 //! - [`Local`]: the transport of all sessions;
 //! - `populate`: the page tables of what is mapped here;
 //! - `channel`: the messages, and what is held until the peer has closed it.

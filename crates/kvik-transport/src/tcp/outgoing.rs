@@ -58,14 +58,11 @@ struct Chunk {
 }
 
 /// How far sending came.
-#[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
-    /// There is nothing to send.
+    /// There is nothing to send, or a GPU has not come to its copies yet.
     Idle,
     /// The socket is full.
     Blocked,
-    /// A GPU has not come to its copies yet.
-    Waits,
     /// It was this channel's turn for long enough.
     Yield,
 }
@@ -87,14 +84,6 @@ impl Tools {
     }
 }
 
-/// What is between a chunk and its end.
-enum Step {
-    /// Nothing: all of it went.
-    Whole,
-    Full,
-    Waits,
-}
-
 impl Outgoing {
     /// Sends chunks of the session that the first of these claims that gives anything gives, until there is nothing
     /// more, the socket is full, or the channel's turn is over.
@@ -114,10 +103,8 @@ impl Outgoing {
                 self.class = request.id.class();
                 self.begin(work, request);
             }
-            match self.send(work, stream, tools)? {
-                Step::Whole => {}
-                Step::Full => return Ok(Progress::Blocked),
-                Step::Waits => return Ok(Progress::Waits),
+            if let Some(progress) = self.send(work, stream, tools)? {
+                return Ok(progress);
             }
         }
         Ok(Progress::Yield)
@@ -149,8 +136,13 @@ impl Outgoing {
         });
     }
 
-    /// Sends what is left of the chunk.
-    fn send(&mut self, work: &dyn WorkSource, stream: &mut Stream, tools: &mut Tools) -> Result<Step> {
+    /// Sends what is left of the chunk: why some of it is still left.
+    fn send(
+        &mut self,
+        work: &dyn WorkSource,
+        stream: &mut Stream,
+        tools: &mut Tools,
+    ) -> Result<Option<Progress>> {
         self.leave_if_stopped(work);
         while let Some(chunk) = &mut self.chunk {
             let total = CHUNK_HEADER as u64 + chunk.payload + chunk.trailing as u64;
@@ -168,7 +160,7 @@ impl Outgoing {
             };
             match prepared {
                 Ok(true) => {}
-                Ok(false) => return Ok(Step::Waits),
+                Ok(false) => return Ok(Some(Progress::Idle)),
                 Err(error) => {
                     self.give_up(work, WorkOutcome::Failed(error));
                     continue;
@@ -181,12 +173,12 @@ impl Outgoing {
                     chunk.sent += moved as u64;
                     tools.moved[self.class as usize] += moved as u64;
                 }
-                Io::Blocked => return Ok(Step::Full),
+                Io::Blocked => return Ok(Some(Progress::Blocked)),
                 Io::Closed => return Err(Error::new(Code::PeerLost, "the peer closed a channel")),
             }
             self.leave_if_stopped(work);
         }
-        Ok(Step::Whole)
+        Ok(None)
     }
 
     /// Leaves the work request in flight when it must stop: its memory is not read any more.

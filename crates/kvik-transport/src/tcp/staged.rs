@@ -11,7 +11,7 @@
 //! stays held until it does.
 
 use crate::basics::stopped;
-use crate::devices::{PATIENCE, blind, failed, stuck};
+use crate::devices::{PATIENCE, blind, failed, stuck, take_runs};
 use crate::services::finish;
 use crate::{RegionMemory, WorkSource, from_host};
 use kvik_core::{Code, Error, Result, View};
@@ -69,13 +69,6 @@ impl Copies {
     pub fn new() -> Result<Copies> {
         let flag = EventFd::new().map_err(|error| from_host(Code::InvalidArgument, error))?;
         Ok(Copies { flag: Arc::new(flag), runs: Vec::new() })
-    }
-
-    /// Takes the runs of a part of a stream: how many they are.
-    fn take_runs(&mut self, view: &View, part: Range<u64>) -> u64 {
-        self.runs.clear();
-        self.runs.extend(view.runs(part).map(|run| (run.offset as usize, run.len as usize)));
-        self.runs.len() as u64
     }
 }
 
@@ -137,9 +130,9 @@ impl Staging {
         part: Range<u64>,
         copies: &mut Copies,
     ) -> Result<u64> {
-        let runs = copies.take_runs(view, part);
+        take_runs(&mut copies.runs, view, part);
         let begun = self.stream.gather(place(self.next, 0), memory, &copies.runs);
-        self.mark(begun.map_err(failed), copies).map(|()| runs)
+        self.mark(begun.map_err(failed), copies)
     }
 
     /// Begins to bring the next half's bytes to a part of a work request's stream: how many runs it takes.
@@ -150,13 +143,13 @@ impl Staging {
         part: Range<u64>,
         copies: &mut Copies,
     ) -> Result<u64> {
-        let runs = copies.take_runs(view, part);
+        take_runs(&mut copies.runs, view, part);
         let begun = self.stream.scatter(memory, &copies.runs, place(self.next, 0));
-        self.mark(begun.map_err(failed), copies).map(|()| runs)
+        self.mark(begun.map_err(failed), copies)
     }
 
-    /// Marks the place behind a piece, also behind one of which only a part could be begun.
-    fn mark(&mut self, begun: Result<()>, copies: &Copies) -> Result<()> {
+    /// Marks the place behind a piece, also behind one of which only a part could be begun: how many runs it takes.
+    fn mark(&mut self, begun: Result<()>, copies: &Copies) -> Result<u64> {
         let half = &mut self.halves[self.next];
         half.mark = match self.stream.mark() {
             Ok(mark) => Some(mark),
@@ -166,7 +159,7 @@ impl Staging {
         half.blind = half.mark.is_none();
         let told = self.stream.tell(&copies.flag).map_err(failed);
         self.next = 1 - self.next;
-        begun.and(told)
+        begun.and(told).map(|()| copies.runs.len() as u64)
     }
 
     /// A work request has ended. If pieces of it were begun, it is reported when the device is through with the last one.

@@ -333,7 +333,6 @@ fn step(channel: &mut Channel, services: &Services, tools: &mut Tools, claims: &
             claims,
         )? {
             Progress::Idle => blocked = !channel.stream.flush()?,
-            Progress::Waits => blocked = !channel.stream.flush()?,
             Progress::Blocked => blocked = true,
             Progress::Yield => {
                 blocked = false;
