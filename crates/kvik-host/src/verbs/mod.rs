@@ -36,7 +36,7 @@ pub use device::Device;
 pub use event::Event;
 pub use gid::{Family, Gid, GidKind};
 pub use port::{Found, Link, Port, PortState, rank};
-pub use queue::{Queue, QueueOptions};
+pub use queue::Queue;
 pub use registration::{Access, Registration};
 pub use ring::{Completion, Piece, QueueId, RequestError, Rma};
 

@@ -10,8 +10,8 @@ use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
 use kvik_host::verbs::{
-    Access, Completion, Device, Event, Family, Piece, Port, PortState, Queue, QueueAddress, QueueOptions,
-    Registration, Rma, RmaOp, Verbs, rank,
+    Access, Completion, Device, Event, Family, Piece, Port, PortState, Queue, QueueAddress, Registration,
+    Rma, RmaOp, Verbs, rank,
 };
 use kvik_proto::{NicKey, Op};
 use std::collections::HashMap;
@@ -243,8 +243,7 @@ impl RmaDevice for VerbsRmaDevice {
     fn call(&mut self, session: u64, _address: &[u8]) -> Result<Vec<u8>> {
         // What was there before goes first: its places are needed again.
         self.initiators.remove(&session);
-        let options = QueueOptions { depth: self.depth, ..QueueOptions::default() };
-        let initiator = Queue::open(&self.device, &options).map_err(no)?;
+        let initiator = Queue::open(&self.device, self.depth).map_err(no)?;
         let told = initiator.address().encode();
         self.initiators.insert(session, initiator);
         Ok(told)
@@ -274,8 +273,7 @@ impl RmaDevice for VerbsRmaDevice {
         self.find_gid()?;
         let address = QueueAddress::decode(told).map_err(no)?;
         // It posts nothing itself.
-        let mut target =
-            Queue::open(&self.device, &QueueOptions { depth: 1, ..QueueOptions::default() }).map_err(no)?;
+        let mut target = Queue::open(&self.device, 1).map_err(no)?;
         target.connect(&address).map_err(no)?;
         let answer = target.address().encode();
         self.targets.insert((session, from), target);
@@ -303,7 +301,6 @@ impl RmaDevice for VerbsRmaDevice {
             remote: operation.remote,
             rkey: operation.key as u32,
             token: operation.token,
-            immediate: None,
         };
         match initiator.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
             Posted::Full => Ok(Posted::Full),
