@@ -107,7 +107,7 @@ pub trait DeviceMemory: Any + Send + Sync + fmt::Debug {
     fn dmabuf(&self) -> Result<DmaBuf, HostError>;
 }
 
-/// Memory of a device as a descriptor, for [`verbs`](crate::verbs::Device::register_dmabuf) and for libfabric.
+/// Memory of a device as a descriptor, for libibverbs and for libfabric.
 #[derive(Debug)]
 pub struct DmaBuf {
     /// The dma-buf. It keeps the bytes, but not what they mean: it is closed before the memory is freed.

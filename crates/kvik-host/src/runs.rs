@@ -75,11 +75,6 @@ impl SendRun<'_> {
     pub(crate) unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         SendRun(libc::iovec { iov_base: base.cast(), iov_len: len }, PhantomData)
     }
-
-    /// The range as the kernel and the host's libraries take it.
-    pub(crate) fn as_iovec(&self) -> libc::iovec {
-        self.0
-    }
 }
 
 impl RecvRun<'_> {
@@ -88,11 +83,6 @@ impl RecvRun<'_> {
     /// reference to the bytes is used meanwhile.
     pub(crate) unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         RecvRun(libc::iovec { iov_base: base.cast(), iov_len: len }, PhantomData)
-    }
-
-    /// The range as the kernel and the host's libraries take it.
-    pub(crate) fn as_iovec(&self) -> libc::iovec {
-        self.0
     }
 }
 

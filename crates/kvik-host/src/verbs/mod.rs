@@ -37,7 +37,7 @@ pub use event::Event;
 pub use gid::{Family, Gid, GidKind};
 pub use port::{Found, Link, Port, PortState, rank};
 pub use queue::Queue;
-pub use registration::{Access, Registration};
+pub use registration::Registration;
 pub use ring::{Completion, Piece, QueueId, RequestError, Rma};
 
 use crate::library::{Library, LibraryError, Wanted, text};

@@ -217,7 +217,7 @@ impl Ring {
         }
         let begin = self.pieces.len();
         for piece in rma.pieces {
-            match piece.memory.at(piece.offset, piece.len, rma.op == RmaOp::Read) {
+            match piece.memory.at(piece.offset, piece.len, rma.op) {
                 Ok(addr) => {
                     // Of at most `longest` bytes together, which is an u32.
                     let (length, lkey) = (piece.len as u32, piece.memory.lkey());

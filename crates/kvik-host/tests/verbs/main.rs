@@ -20,8 +20,8 @@ mod peer;
 mod standin;
 
 use kvik_host::verbs::{
-    Access, Completion, Device, Family, Piece, Port, Posted, Queue, QueueAddress, Registration, RequestError,
-    Rma, RmaOp, Verbs,
+    Completion, Device, Family, Piece, Port, Posted, Queue, QueueAddress, Registration, RequestError, Rma,
+    RmaOp, Verbs,
 };
 use kvik_host::{HugePages, Memory};
 use std::rc::Rc;
@@ -31,7 +31,6 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(60);
 const LEN: usize = 4 << 20;
 const PAGE: usize = 4096;
-const BOTH: Access = Access { remote: true, on_demand: false };
 
 /// The devices to test with.
 fn names() -> Vec<String> {
@@ -65,7 +64,7 @@ impl Side {
     fn on(device: &Rc<Device>, fill: u8, depth: usize) -> Side {
         let memory = Arc::new(Memory::shared(LEN, HugePages::Never).unwrap());
         memory.copy_in(0, &vec![fill; LEN]).unwrap();
-        let known = device.register(memory.clone(), BOTH).unwrap();
+        let known = device.register(memory.clone()).unwrap();
         let queue = Queue::open(device, depth).unwrap();
         Side { queue, known, memory, device: device.clone(), done: Vec::new() }
     }

@@ -1,6 +1,6 @@
 //! Bytes that move, and requests that come back.
 
-use super::{BOTH, LEN, LIMIT, PAGE, Side, connected, devices, pair};
+use super::{LEN, LIMIT, PAGE, Side, connected, devices, pair};
 use kvik_host::HostError;
 use kvik_host::verbs::{Completion, Piece, Posted, Queue, Rma, RmaOp};
 use std::time::Instant;
@@ -110,7 +110,7 @@ pub fn what_no_device_should_see_is_not_posted() {
     assert_eq!((a.queue.in_flight(), a.queue.waiting()), (0, 0));
     // Another device's keys, though it may be the same port.
     let other = devices().0;
-    let theirs = other.register(a.memory.clone(), BOTH).unwrap();
+    let theirs = other.register(a.memory.clone()).unwrap();
     let pieces = [Piece { memory: &theirs, offset: 0, len: 64 }];
     let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token: 0 };
     assert!(a.queue.post(&rma).unwrap_err().to_string().contains("another device"));

@@ -10,8 +10,8 @@ use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
 use kvik_host::verbs::{
-    Access, Completion, Device, Event, Family, Piece, Port, PortState, Queue, QueueAddress, Registration,
-    Rma, RmaOp, Verbs, rank,
+    Completion, Device, Event, Family, Piece, Port, PortState, Queue, QueueAddress, Registration, Rma, RmaOp,
+    Verbs, rank,
 };
 use kvik_proto::{NicKey, Op};
 use std::collections::HashMap;
@@ -198,8 +198,7 @@ impl RmaDevice for VerbsRmaDevice {
     }
 
     fn is_held(known: &Rc<Registration>, nics: usize) -> bool {
-        let holders = known.memory().map(Arc::strong_count).or(known.gpu().map(Arc::strong_count));
-        holders.is_some_and(|holders| holders > nics)
+        known.holders() > nics
     }
 
     /// Where it is, for whoever reads it: a connection is asked for.
@@ -226,10 +225,9 @@ impl RmaDevice for VerbsRmaDevice {
     }
 
     fn register(&mut self, memory: RegionMemory) -> Result<(Rc<Registration>, NicKey)> {
-        let access = Access { remote: true, on_demand: false };
         let registration = match memory {
-            RegionMemory::Host(memory) => self.device.register(memory, access),
-            RegionMemory::Device(memory) => self.device.register_gpu(memory, access.remote),
+            RegionMemory::Host(memory) => self.device.register(memory),
+            RegionMemory::Device(memory) => self.device.register_gpu(memory),
         };
         let registration = registration.map_err(no)?;
         let key = NicKey { key: registration.rkey().into(), base: registration.base() };

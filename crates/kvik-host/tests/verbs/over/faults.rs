@@ -155,7 +155,7 @@ over! {
         let old = (b.known.base(), b.known.rkey());
         let Side { known, memory, device, .. } = b;
         drop(known);
-        let known = device.register(memory.clone(), crate::BOTH).unwrap();
+        let known = device.register(memory.clone()).unwrap();
         assert_ne!(known.rkey(), old.1);
         assert_eq!(a.gather_to(RmaOp::Write, old, 0, PAGE, 0), Posted::Yes);
         a.queue.flush().unwrap();
