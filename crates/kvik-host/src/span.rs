@@ -12,9 +12,6 @@ use crate::error::HostError;
 /// The largest piece that [`Span::for_each_chunk`] hands out: it stays in a core's first-level cache.
 pub(crate) const CHUNK: usize = 16 << 10;
 
-/// How far ahead of the reading bytes are fetched: memory has answered by then, and so has the page table.
-pub(crate) const AHEAD: usize = 4 << 10;
-
 /// Base and length of memory that stays mapped for as long as the owner of this value lives.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Span {
@@ -143,7 +140,7 @@ impl Span {
             let at = self.at(offset, len)?;
             let next = match next {
                 Some(next) => self.base.as_ptr().wrapping_add(next + taken),
-                None => at.wrapping_add(AHEAD),
+                None => at.wrapping_add(crate::sum::AHEAD),
             };
             // SAFETY: `at` is mapped for `len` bytes while `self`'s owner lives; no slice is made of them.
             if !unsafe { sum.add(at, len, ranges.peek().is_none(), next) } {
