@@ -1,7 +1,7 @@
 //! XXH3 with 64 bits over registered memory: one pass, straight into vector registers.
 //!
 //! Registered memory is never a slice, so a hash that takes slices needs a copy first, which costs as much as the
-//! hash. This one reads through a raw pointer as every copy in [`crate::span`] does: another thread may change the
+//! hash. This one reads through a raw pointer as every copy in [`crate::memory`] does: another thread may change the
 //! bytes meanwhile, and then the sum is that of some mix, which the comparison above finds. What is read is each
 //! byte once (the last 64 twice), and the sum is bit for bit that of the XXH3 specification, version 0.8.
 //!
