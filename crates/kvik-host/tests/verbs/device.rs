@@ -2,7 +2,7 @@
 
 use super::{LIMIT, PAGE, all_are, connected, devices, names, pair, port, verbs};
 use kvik_host::event::{Epoll, Events};
-use kvik_host::verbs::{Device, Event, Family, Link, PortState, Posted, Queue, RmaOp, Verbs};
+use kvik_host::verbs::{Device, Event, Link, PortState, Posted, Queue, RmaOp, Verbs};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -24,11 +24,11 @@ pub fn a_port_says_what_it_is() {
         let port = port(&verbs, &name);
         assert_eq!((port.number, port.state), (1, PortState::Active), "{port:?}");
         assert!(port.longest >= 1 << 20 && !port.gids.is_empty(), "{port:?}");
-        let gid = port.choose_gid(Family::Any, None).unwrap();
+        let gid = port.choose_gid(None).unwrap();
         if port.link == Link::Ethernet {
             assert!(gid.ip().is_ipv4() && !gid.interface.is_empty(), "{gid} of {port:?}");
         }
-        let error = port.choose_gid(Family::Any, Some(200)).unwrap_err().to_string();
+        let error = port.choose_gid(Some(200)).unwrap_err().to_string();
         assert!(error.contains(&name) && error.contains(&gid.to_string()), "{error}");
         assert!(Device::open(&verbs, &port, 200).is_err());
     }
@@ -51,7 +51,7 @@ fn a_port_that_loses_its_link_is_an_event() {
 pub fn loses_its_link(name: &str, mut set: impl FnMut(&str, &str)) {
     let verbs = verbs();
     let port = port(&verbs, name);
-    let gid = port.choose_gid(Family::Any, None).unwrap();
+    let gid = port.choose_gid(None).unwrap();
     let device = Device::open(&verbs, &port, gid.index).unwrap();
     let epoll = Epoll::new().unwrap();
     device.watch_events(&epoll, 9).unwrap();

@@ -20,8 +20,8 @@ mod peer;
 mod standin;
 
 use kvik_host::verbs::{
-    Completion, Device, Family, Piece, Port, Posted, Queue, QueueAddress, Registration, RequestError, Rma,
-    RmaOp, Verbs,
+    Completion, Device, Piece, Port, Posted, Queue, QueueAddress, Registration, RequestError, Rma, RmaOp,
+    Verbs,
 };
 use kvik_host::{HugePages, Memory};
 use std::rc::Rc;
@@ -127,7 +127,7 @@ fn devices() -> (Rc<Device>, Rc<Device>) {
     let (verbs, names) = (verbs(), names());
     let open = |name: &str| {
         let port = port(&verbs, name);
-        let gid = port.choose_gid(Family::Any, None).unwrap().index;
+        let gid = port.choose_gid(None).unwrap().index;
         Device::open(&verbs, &port, gid).unwrap()
     };
     (open(&names[0]), open(names.get(1).unwrap_or(&names[0])))

@@ -10,8 +10,8 @@ use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
 use kvik_host::verbs::{
-    Completion, Device, Event, Family, Piece, Port, PortState, Queue, QueueAddress, Registration, Rma, RmaOp,
-    Verbs, rank,
+    Completion, Device, Event, Piece, Port, PortState, Queue, QueueAddress, Registration, Rma, RmaOp, Verbs,
+    rank,
 };
 use kvik_proto::{NicKey, Op};
 use std::collections::HashMap;
@@ -85,7 +85,7 @@ pub(super) fn nics(options: &NicOptions) -> Result<Vec<(String, Nic)>> {
                 port.state
             )));
         }
-        match port.choose_gid(Family::Any, gid) {
+        match port.choose_gid(gid) {
             Ok(gid) => {
                 let gid = gid.index;
                 nics.push((name(&port), Nic { verbs: verbs.clone(), port, gid }));
