@@ -4,10 +4,11 @@ use crate::by_kernel::drawn;
 use crate::parts::{Checked, LIMIT, finish, memory, pinned, text};
 use crate::pattern::{bytes, compare};
 use kvik_host::HostError;
-use kvik_host::cuda::{IpcHandle, PeerGpu, Stream, Way};
+use kvik_host::cuda::{GpuMemory, IpcHandle, Stream, Way};
 use kvik_host::event::{Interest, wait_ready};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
 
 /// The argument that makes this program the second process.
 pub const WORD: &str = "--as-a-peer";
@@ -65,9 +66,8 @@ fn decode(hex: &str) -> Checked<IpcHandle> {
 }
 
 fn read(handle: &IpcHandle) -> Checked {
-    let peer = PeerGpu::open(handle).map_err(text)?;
-    let (theirs, device) = (peer.memory(), peer.memory().device());
-    let len = theirs.len();
+    let theirs = &Arc::new(GpuMemory::open(handle, Box::new(())).map_err(text)?);
+    let (device, len) = (theirs.device(), theirs.len());
     let (own, staging) = (memory(device, len)?, pinned(device, len)?);
     let mut stream = Stream::new(device).map_err(text)?;
     stream.between(&own, 0, theirs, 0, len).map_err(text)?;

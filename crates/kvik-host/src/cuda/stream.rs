@@ -367,23 +367,6 @@ impl Stream {
         Ok(mark)
     }
 
-    /// What is enqueued from here on comes behind what this event was last recorded for: a `CUevent` of the caller's
-    /// (`torch.cuda.Event().cuda_event`), of any device.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Safety
-    /// It is an event that is not destroyed.
-    pub unsafe fn after_event(&mut self, event: usize) -> Result<(), HostError> {
-        let device = &self.device.0;
-        let _current = device.enter()?;
-        // SAFETY: the caller's promise.
-        let code = unsafe { (device.cuda.table().stream_wait_event)(self.stream, event as Handle, 0) };
-        device.check(code, || format!("waiting for the event {event:#x}"))?;
-        Ok(())
-    }
-
     fn hold_both(&mut self, memory: &Arc<GpuMemory>, pinned: &Arc<Pinned>) {
         self.hold(memory.clone());
         self.hold(pinned.clone());

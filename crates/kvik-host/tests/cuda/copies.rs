@@ -241,9 +241,6 @@ alone!(copies_come_behind_the_kernels_that_they_are_put_behind, [SLOW], |control
     // SAFETY: a stream that is not destroyed.
     unsafe { stream.after_stream(free) }.unwrap();
     assert_eq!(read(&mut stream), 3);
-    // SAFETY: the stand-in knows its events, and refuses what is none.
-    let error = unsafe { stream.after_event(0xBAD) }.unwrap_err().to_string();
-    assert!(error.contains("INVALID_HANDLE") && error.contains("0xbad"), "{error}");
     let _ = control;
 });
 

@@ -2,7 +2,7 @@
 
 use super::{LIMIT, SLOW, alone, nothing_is_left, out, pattern, pinned, registered, standin, until};
 use crate::standin::{App, Control};
-use kvik_host::cuda::{Cuda, GpuMemory, PeerGpu, Pinned, Stream, Way};
+use kvik_host::cuda::{Cuda, GpuMemory, Pinned, Stream, Way};
 use kvik_host::{HugePages, Memory};
 use std::sync::Arc;
 
@@ -361,13 +361,13 @@ const HANDLE: &str = "KVIK_TEST_CUDA_KERNEL_HANDLE";
 fn peer(control: Control, handle: &str) {
     let byte = |at: usize| u8::from_str_radix(&handle[2 * at..2 * at + 2], 16).unwrap();
     let handle = kvik_host::cuda::IpcHandle::decode(&std::array::from_fn(byte));
-    let peer = PeerGpu::open(&handle).unwrap();
-    let len = peer.memory().len();
-    let own = Arc::new(GpuMemory::alloc(peer.memory().device(), len).unwrap());
+    let theirs = Arc::new(GpuMemory::open(&handle, Box::new(())).unwrap());
+    let len = theirs.len();
+    let own = Arc::new(GpuMemory::alloc(theirs.device(), len).unwrap());
     let pieces: Vec<(usize, usize, usize)> =
         pieces(100, PAGE).into_iter().map(|(at, len)| (at, at, len)).collect();
     let mut stream = Stream::new(own.device()).unwrap();
-    stream.between_pieces(&own, peer.memory(), &pieces).unwrap();
+    stream.between_pieces(&own, &theirs, &pieces).unwrap();
     finish(&mut stream);
     let bytes = pattern(len, 7);
     for (at, _, len) in pieces {
