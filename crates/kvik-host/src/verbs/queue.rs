@@ -243,19 +243,9 @@ impl Queue {
         self.ring.borrow().waiting()
     }
 
-    /// Requests that may be in flight.
-    pub fn depth(&self) -> usize {
-        self.depth
-    }
-
     /// Pieces that a request may have.
     pub fn max_pieces(&self) -> usize {
         self.ring.borrow().max_pieces
-    }
-
-    /// Bytes that a request may have.
-    pub fn longest(&self) -> u64 {
-        self.ring.borrow().longest
     }
 
     /// Gathers a request: [`Queue::flush`] posts what was gathered. [`Posted::Full`] where as many are under
