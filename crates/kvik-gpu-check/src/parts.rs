@@ -2,10 +2,10 @@
 
 use crate::pattern::{bytes, compare, shuffled};
 use crate::{by_kernel, peer};
+use kvik_host::HostError;
 use kvik_host::cuda::{Cuda, Device, GpuMemory, Kind, Pinned, Stream};
 use kvik_host::device::{CallerStream, Device as _};
 use kvik_host::event::{Epoll, EventFd, Events, Interest, wait_ready};
-use kvik_host::{HostError, HugePages, Memory};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub enum Outcome {
 type Part = fn(&Device) -> Outcome;
 
 /// All parts, in the order in which one needs what the other shows.
-pub const PARTS: [(&str, Part); 14] = [
+pub const PARTS: [(&str, Part); 13] = [
     ("addresses are told apart", |device| outcome(addresses(device))),
     ("blocking copies", |device| outcome(blocking(device))),
     ("scattered pages to the host and back", |device| outcome(scattered(device))),
@@ -35,7 +35,6 @@ pub const PARTS: [(&str, Part); 14] = [
     ("a descriptor tells of the end", |device| outcome(told(device))),
     ("copies behind the default stream", |device| outcome(behind(device))),
     ("a mark in another stream", |device| outcome(ordered(device))),
-    ("memory of the host, locked where it is", |device| outcome(locked(device))),
     ("another process reads it", exported),
     ("dma-bufs, and writes of NICs", dmabuf),
 ];
@@ -240,21 +239,6 @@ fn ordered(device: &Device) -> Checked {
         is(&staging, 0, &want)?;
     }
     Ok(())
-}
-
-/// Memory that peers of this host may map as well.
-fn locked(device: &Device) -> Checked {
-    let shared = Arc::new(Memory::shared(LEN, HugePages::Auto).map_err(text)?);
-    let staging = Arc::new(Pinned::lock(device, shared.clone()).map_err(text)?);
-    let (memory, want) = (memory(device, LEN)?, bytes(20, 0, LEN));
-    memory.copy_in(0, &want).map_err(text)?;
-    let mut stream = Stream::new(device).map_err(text)?;
-    stream.from_device(&staging, 0, &memory, 0, LEN).map_err(text)?;
-    finish(&mut stream)?;
-    is(&staging, 0, &want)?;
-    drop((stream, staging));
-    let again = Pinned::lock(device, shared).map_err(text)?;
-    is(&again, 0, &want)
 }
 
 fn exported(device: &Device) -> Outcome {

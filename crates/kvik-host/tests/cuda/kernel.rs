@@ -2,8 +2,7 @@
 
 use super::{LIMIT, SLOW, alone, nothing_is_left, out, pattern, pinned, registered, standin, until};
 use crate::standin::{App, Control};
-use kvik_host::cuda::{Cuda, GpuMemory, Pinned, Stream, Way};
-use kvik_host::{HugePages, Memory};
+use kvik_host::cuda::{Cuda, GpuMemory, Stream, Way};
 use std::sync::Arc;
 
 const FAST: (&str, &str) = ("KVIK_STANDIN_CUDA_FAULTS", "delay micros=0");
@@ -159,20 +158,6 @@ alone!(memory_that_moves_stays_with_the_copy_engine, [FAST], |control| {
     assert_eq!(ways(control).0, 0);
     there_and_back(control, &mut stream, &mapped, &pieces(100, PAGE));
     assert_eq!(ways(control).0, 2);
-});
-
-alone!(memory_of_the_host_that_was_locked_where_it_is, [FAST], |control| {
-    let app = Arc::new(App::on(0));
-    let memory = registered(&app, room(100, PAGE));
-    let shared = Arc::new(Memory::shared(100 * PAGE, HugePages::Auto).unwrap());
-    let staging = Arc::new(Pinned::lock(memory.device(), shared).unwrap());
-    let bytes = pattern(memory.len(), 8);
-    control.poke(memory.addr(), &bytes);
-    let mut stream = Stream::new(memory.device()).unwrap();
-    stream.gather(&staging, 0, &memory, &pieces(100, PAGE)).unwrap();
-    finish(&mut stream);
-    assert!(out(&staging, 0, 100 * PAGE) == packed(&bytes, &pieces(100, PAGE)));
-    assert_eq!(ways(control), (1, 0));
 });
 
 alone!(a_kernel_comes_behind_what_its_stream_was_given_and_marks_behind_it, [SLOW], |control| {
