@@ -174,7 +174,7 @@ fn moved(into: &Arc<GpuMemory>, from: &Arc<GpuMemory>) -> Checked {
     from.copy_in(0, &want).map_err(text)?;
     into.copy_in(0, &rest).map_err(text)?;
     let mut stream = Stream::new(from.device()).map_err(text)?;
-    stream.between(into, 500, from, 1000, LEN - 2000).map_err(text)?;
+    stream.between(into, from, &[(500, 1000, LEN - 2000)]).map_err(text)?;
     finish(&mut stream)?;
     let mut have = vec![0; LEN];
     into.copy_out(0, &mut have).map_err(text)?;
@@ -190,7 +190,7 @@ fn told(device: &Device) -> Checked {
     let mut events = Events::new(1);
     epoll.add(&*flag, 1, Interest::READ).map_err(text)?;
     let mut stream = Stream::new(device).map_err(text)?;
-    stream.from_device(&staging, 0, &memory, 0, LEN).map_err(text)?;
+    stream.gather(&staging, 0, &memory, &[(0, LEN)]).map_err(text)?;
     let mut mark = stream.mark().map_err(text)?;
     stream.tell(&flag).map_err(text)?;
     epoll.wait(&mut events, LIMIT).map_err(text)?;
@@ -206,7 +206,7 @@ fn behind(device: &Device) -> Checked {
         let want = bytes(8 + round, 0, LEN);
         memory.copy_in(0, &want).map_err(text)?;
         stream.after_default().map_err(text)?;
-        stream.from_device(&staging, 0, &memory, 0, LEN).map_err(text)?;
+        stream.gather(&staging, 0, &memory, &[(0, LEN)]).map_err(text)?;
         finish(&mut stream)?;
         is(&staging, 0, &want)?;
     }
@@ -223,10 +223,10 @@ fn ordered(device: &Device) -> Checked {
         let want = bytes(30 + round, 0, LEN);
         first.copy_in(0, &want).map_err(text)?;
         for _ in 0..40 {
-            program.between(&second, 0, &first, 0, LEN).map_err(text)?;
-            program.between(&first, 0, &second, 0, LEN).map_err(text)?;
+            program.between(&second, &first, &[(0, 0, LEN)]).map_err(text)?;
+            program.between(&first, &second, &[(0, 0, LEN)]).map_err(text)?;
         }
-        program.from_device(&staging, 0, &second, 0, LEN).map_err(text)?;
+        program.gather(&staging, 0, &second, &[(0, LEN)]).map_err(text)?;
         let mut last = program.mark().map_err(text)?;
         // SAFETY: a stream that is there for longer than the call.
         let callers = unsafe { CallerStream::new(program.handle()) };

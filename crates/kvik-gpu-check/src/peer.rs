@@ -70,8 +70,8 @@ fn read(handle: &IpcHandle) -> Checked {
     let (device, len) = (theirs.device(), theirs.len());
     let (own, staging) = (memory(device, len)?, pinned(device, len)?);
     let mut stream = Stream::new(device).map_err(text)?;
-    stream.between(&own, 0, theirs, 0, len).map_err(text)?;
-    stream.from_device(&staging, 0, &own, 0, len).map_err(text)?;
+    stream.between(&own, theirs, &[(0, 0, len)]).map_err(text)?;
+    stream.gather(&staging, 0, &own, &[(0, len)]).map_err(text)?;
     finish(&mut stream)?;
     let mut have = vec![0; len];
     staging.memory().copy_out(0, &mut have).map_err(text)?;
@@ -81,7 +81,7 @@ fn read(handle: &IpcHandle) -> Checked {
     own.copy_in(0, &vec![0; len]).map_err(text)?;
     stream.copy_by(Way::Kernel);
     let moved: Vec<_> = pieces.iter().map(|(offset, len)| (*offset, *offset, *len)).collect();
-    stream.between_pieces(&own, theirs, &moved).map_err(text)?;
+    stream.between(&own, theirs, &moved).map_err(text)?;
     finish(&mut stream)?;
     own.copy_out(0, &mut have).map_err(text)?;
     let mut want = vec![0; len];
@@ -89,7 +89,7 @@ fn read(handle: &IpcHandle) -> Checked {
         want[offset..offset + len].copy_from_slice(&bytes(SEED, offset, len));
     }
     compare(&have, &want)?;
-    match stream.to_device(theirs, 0, &staging, 0, len) {
+    match stream.scatter(theirs, &[(0, len)], &staging, 0) {
         Err(HostError::ReadOnlyMemory) => Ok(()),
         _ => Err("a peer's memory can be written".into()),
     }

@@ -93,16 +93,16 @@ fn peer(handle: &IpcHandle) {
     let own = Arc::new(GpuMemory::alloc(&device, 5000).unwrap());
     let mut stream = Stream::new(&device).unwrap();
     let staging = pinned(5000);
-    stream.between(&own, 0, &peer, 3, 5000).unwrap();
-    stream.from_device(&staging, 0, &own, 0, 5000).unwrap();
+    stream.between(&own, &peer, &[(0, 3, 5000)]).unwrap();
+    stream.gather(&staging, 0, &own, &[(0, 5000)]).unwrap();
     stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
     assert!(out(&staging, 0, 5000) == pattern(5000, 7));
     // It is not ours to write.
     let memory = peer.clone();
     let read_only = |error: HostError| assert!(matches!(error, HostError::ReadOnlyMemory), "{error}");
     read_only(memory.copy_in(0, &[1]).unwrap_err());
-    read_only(stream.to_device(&memory, 0, &staging, 0, 16).unwrap_err());
-    read_only(stream.between(&memory, 0, &own, 0, 16).unwrap_err());
+    read_only(stream.scatter(&memory, &[(0, 16)], &staging, 0).unwrap_err());
+    read_only(stream.between(&memory, &own, &[(0, 0, 16)]).unwrap_err());
     assert!(memory.export().is_err());
     // It stays open as long as somebody has it, and more than that says is not taken.
     let control = standin::Control;
