@@ -160,7 +160,7 @@ impl Copier {
         }
         let result = match &request.kind {
             WorkKind::Copy(CopyFrom::Own(memory, view)) => match (memory, &request.region) {
-                (RegionMemory::Host(_), RegionMemory::Host(_)) => self.copy_own(request, memory, view),
+                (RegionMemory::Host(from), RegionMemory::Host(_)) => self.copy_mapped(request, from, view),
                 _ => return ended(self.copy_gpu(request, memory, view)),
             },
             WorkKind::Copy(CopyFrom::Peer(source)) => match links.get(request.id.session()) {
@@ -242,14 +242,15 @@ impl Copier {
         Ok(sums)
     }
 
-    fn copy_own(
+    /// From memory that a processor reads, this process's own or a peer's that is mapped, to memory of the host.
+    fn copy_mapped(
         &mut self,
         request: &WorkRequest<RegionMemory>,
-        memory: &RegionMemory,
+        from: &Memory,
         view: &View,
     ) -> Result<Copied> {
-        let (to, from) = (request.region.host(COPIER)?, memory.host(COPIER)?);
-        self.copy_pieces(request, view, &**from, |_, extents| {
+        let to = request.region.host(COPIER)?;
+        self.copy_pieces(request, view, from, |_, extents| {
             extents.into_iter().try_for_each(|e| {
                 Memory::copy_between(to, e.right as usize, from, e.left as usize, e.len as usize)
                     .map_err(|error| from_host(Code::PageOutOfRange, error))
@@ -322,9 +323,9 @@ impl Copier {
                     );
                 }
                 (PeerRegion::Mapped(memory, _), RegionMemory::Device(to)) => {
-                    return self.copy_up(request, &source.view, (&mut &*memory, &**memory), to);
+                    return self.copy_up(request, &source.view, (&mut &**memory, &**memory), to);
                 }
-                (PeerRegion::Mapped(memory, _), _) => self.copy_mapped(request, source, memory)?,
+                (PeerRegion::Mapped(memory, _), _) => self.copy_mapped(request, memory, &source.view)?,
                 (PeerRegion::Process { process, addr, len }, to) => {
                     let there = Elsewhere { process, addr: *addr, len: *len };
                     if let RegionMemory::Device(to) = to {
@@ -351,22 +352,6 @@ impl Copier {
         let from = HostPages { memory, bytes, view };
         let (extents, verify) = self.gpus.up(&mut self.checksummer, request, from, to)?;
         Ok(WorkOutcome::Done { extents, verify })
-    }
-
-    fn copy_mapped(
-        &mut self,
-        request: &WorkRequest<RegionMemory>,
-        source: &Source,
-        memory: &kvik_host::PeerMemory,
-    ) -> Result<Copied> {
-        let to = request.region.host(COPIER)?;
-        self.copy_pieces(request, &source.view, &**memory, |_, extents| {
-            extents.into_iter().try_for_each(|e| {
-                memory
-                    .copy_into(e.left as usize, to, e.right as usize, e.len as usize)
-                    .map_err(|error| from_host(Code::PageOutOfRange, error))
-            })
-        })
     }
 
     /// Reads through the kernel, many extents a call. With checksums wanted the source is read twice, since what is

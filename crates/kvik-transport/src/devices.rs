@@ -17,7 +17,7 @@ use crate::sums::{Bytes, Checksummer};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Extents, View};
 use kvik_host::device::{Device, DeviceMemory, DeviceStream};
-use kvik_host::{HostError, Memory, PeerMemory};
+use kvik_host::{HostError, Memory};
 use kvik_proto::{Op, WorkRequest};
 use std::ops::Range;
 use std::sync::Arc;
@@ -136,12 +136,6 @@ pub(crate) fn packed(
 impl Readable for &Memory {
     fn take(&mut self, runs: &[(usize, usize)], into: &Memory) -> Result<(), Error> {
         packed(runs, |offset, place, len| Memory::copy_between(into, place, self, offset, len))
-    }
-}
-
-impl Readable for &PeerMemory {
-    fn take(&mut self, runs: &[(usize, usize)], into: &Memory) -> Result<(), Error> {
-        packed(runs, |offset, place, len| self.copy_into(offset, into, place, len))
     }
 }
 
