@@ -26,7 +26,7 @@ const SETUP_LIMIT: Duration = Duration::from_secs(10);
 const NODES: &str = "/sys/devices/system/node";
 
 /// Where a thread runs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct ThreadOptions {
     /// CPUs to run on; all must be allowed to this process. `None`: those of the NUMA node, or as inherited.
     pub cpus: Option<Vec<usize>>,
