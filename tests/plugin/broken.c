@@ -46,7 +46,7 @@ struct kvik_nic_device {
 };
 
 struct kvik_nic_conn {
-    int of;
+    int posted;
 };
 
 static int32_t device_count(void) {
@@ -139,11 +139,16 @@ static int32_t conn_open(struct kvik_nic_device *device, const uint8_t *address,
 
 static void conn_close(struct kvik_nic_device *device, struct kvik_nic_conn *conn) {
     (void)device;
+#ifdef BREAK_cancel /* where nothing ends, what was posted is in flight */
+    if (conn->posted > 0)
+        abort();
+#endif
     free(conn);
 }
 
 static int32_t post(struct kvik_nic_device *device, const struct kvik_nic_post *post) {
     device->last = post->token;
+    post->conn->posted++;
 #ifdef BREAK_post
     return 7;
 #endif

@@ -15,13 +15,13 @@ from kvikbuild.stage import Context, StageError
 NIGHTLY = "nightly-2026-10-30"
 
 # Miri has neither sockets nor memory of the kernel's nor other processes, and is some hundred times slower.
-# What it can see is what decodes, and, on the heap, where registered memory is touched (spans, runs, sums).
+# What it can see is what decodes, and, on the heap, where registered memory is touched (memory, runs, sums).
 # The protocol has no unsafe code and lets the compiler accept none, so its tests of minutes are not here.
 MIRI: Sequence[tuple[str, Sequence[str]]] = (
     # The properties of the arithmetic are checked natively; here one case each would take minutes.
     ("kvik-core", ("--lib", "--", "--skip", "comes_back_random")),
     ("kvik-proto", ("--lib",)),
-    ("kvik-host", ("--lib", "--", "runs::", "span::", "sum::")),
+    ("kvik-host", ("--lib", "--", "runs::", "memory::", "sum::")),
     ("kvik-host", ("--test", "memory", "--", "foreign_memory")),
 )
 

@@ -93,7 +93,7 @@ pub fn within(device: &Device) -> Outcome {
         let pieces: Vec<_> = pairs.map(|((at, one), (offset, other))| (at, offset, one.min(other))).collect();
         let mut stream = Stream::new(device).map_err(text)?;
         stream.copy_by(Way::Kernel);
-        stream.between_pieces(&into, &from, &pieces).map_err(text)?;
+        stream.between(&into, &from, &pieces).map_err(text)?;
         finish(&mut stream)?;
         let (mut want, mut have) = (before, vec![0; LEN]);
         for (at, offset, len) in pieces {

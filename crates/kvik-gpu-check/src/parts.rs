@@ -2,10 +2,10 @@
 
 use crate::pattern::{bytes, compare, shuffled};
 use crate::{by_kernel, peer};
+use kvik_host::HostError;
 use kvik_host::cuda::{Cuda, Device, GpuMemory, Kind, Pinned, Stream};
 use kvik_host::device::{CallerStream, Device as _};
 use kvik_host::event::{Epoll, EventFd, Events, Interest, wait_ready};
-use kvik_host::{HostError, HugePages, Memory};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,7 +23,7 @@ pub enum Outcome {
 type Part = fn(&Device) -> Outcome;
 
 /// All parts, in the order in which one needs what the other shows.
-pub const PARTS: [(&str, Part); 14] = [
+pub const PARTS: [(&str, Part); 13] = [
     ("addresses are told apart", |device| outcome(addresses(device))),
     ("blocking copies", |device| outcome(blocking(device))),
     ("scattered pages to the host and back", |device| outcome(scattered(device))),
@@ -35,7 +35,6 @@ pub const PARTS: [(&str, Part); 14] = [
     ("a descriptor tells of the end", |device| outcome(told(device))),
     ("copies behind the default stream", |device| outcome(behind(device))),
     ("a mark in another stream", |device| outcome(ordered(device))),
-    ("memory of the host, locked where it is", |device| outcome(locked(device))),
     ("another process reads it", exported),
     ("dma-bufs, and writes of NICs", dmabuf),
 ];
@@ -175,7 +174,7 @@ fn moved(into: &Arc<GpuMemory>, from: &Arc<GpuMemory>) -> Checked {
     from.copy_in(0, &want).map_err(text)?;
     into.copy_in(0, &rest).map_err(text)?;
     let mut stream = Stream::new(from.device()).map_err(text)?;
-    stream.between(into, 500, from, 1000, LEN - 2000).map_err(text)?;
+    stream.between(into, from, &[(500, 1000, LEN - 2000)]).map_err(text)?;
     finish(&mut stream)?;
     let mut have = vec![0; LEN];
     into.copy_out(0, &mut have).map_err(text)?;
@@ -191,7 +190,7 @@ fn told(device: &Device) -> Checked {
     let mut events = Events::new(1);
     epoll.add(&*flag, 1, Interest::READ).map_err(text)?;
     let mut stream = Stream::new(device).map_err(text)?;
-    stream.from_device(&staging, 0, &memory, 0, LEN).map_err(text)?;
+    stream.gather(&staging, 0, &memory, &[(0, LEN)]).map_err(text)?;
     let mut mark = stream.mark().map_err(text)?;
     stream.tell(&flag).map_err(text)?;
     epoll.wait(&mut events, LIMIT).map_err(text)?;
@@ -207,7 +206,7 @@ fn behind(device: &Device) -> Checked {
         let want = bytes(8 + round, 0, LEN);
         memory.copy_in(0, &want).map_err(text)?;
         stream.after_default().map_err(text)?;
-        stream.from_device(&staging, 0, &memory, 0, LEN).map_err(text)?;
+        stream.gather(&staging, 0, &memory, &[(0, LEN)]).map_err(text)?;
         finish(&mut stream)?;
         is(&staging, 0, &want)?;
     }
@@ -224,10 +223,10 @@ fn ordered(device: &Device) -> Checked {
         let want = bytes(30 + round, 0, LEN);
         first.copy_in(0, &want).map_err(text)?;
         for _ in 0..40 {
-            program.between(&second, 0, &first, 0, LEN).map_err(text)?;
-            program.between(&first, 0, &second, 0, LEN).map_err(text)?;
+            program.between(&second, &first, &[(0, 0, LEN)]).map_err(text)?;
+            program.between(&first, &second, &[(0, 0, LEN)]).map_err(text)?;
         }
-        program.from_device(&staging, 0, &second, 0, LEN).map_err(text)?;
+        program.gather(&staging, 0, &second, &[(0, LEN)]).map_err(text)?;
         let mut last = program.mark().map_err(text)?;
         // SAFETY: a stream that is there for longer than the call.
         let callers = unsafe { CallerStream::new(program.handle()) };
@@ -240,21 +239,6 @@ fn ordered(device: &Device) -> Checked {
         is(&staging, 0, &want)?;
     }
     Ok(())
-}
-
-/// Memory that peers of this host may map as well.
-fn locked(device: &Device) -> Checked {
-    let shared = Arc::new(Memory::shared(LEN, HugePages::Auto).map_err(text)?);
-    let staging = Arc::new(Pinned::lock(device, shared.clone()).map_err(text)?);
-    let (memory, want) = (memory(device, LEN)?, bytes(20, 0, LEN));
-    memory.copy_in(0, &want).map_err(text)?;
-    let mut stream = Stream::new(device).map_err(text)?;
-    stream.from_device(&staging, 0, &memory, 0, LEN).map_err(text)?;
-    finish(&mut stream)?;
-    is(&staging, 0, &want)?;
-    drop((stream, staging));
-    let again = Pinned::lock(device, shared).map_err(text)?;
-    is(&again, 0, &want)
 }
 
 fn exported(device: &Device) -> Outcome {

@@ -4,10 +4,11 @@ use crate::by_kernel::drawn;
 use crate::parts::{Checked, LIMIT, finish, memory, pinned, text};
 use crate::pattern::{bytes, compare};
 use kvik_host::HostError;
-use kvik_host::cuda::{IpcHandle, PeerGpu, Stream, Way};
+use kvik_host::cuda::{GpuMemory, IpcHandle, Stream, Way};
 use kvik_host::event::{Interest, wait_ready};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::process::{Command, ExitCode, Stdio};
+use std::sync::Arc;
 
 /// The argument that makes this program the second process.
 pub const WORD: &str = "--as-a-peer";
@@ -65,13 +66,12 @@ fn decode(hex: &str) -> Checked<IpcHandle> {
 }
 
 fn read(handle: &IpcHandle) -> Checked {
-    let peer = PeerGpu::open(handle).map_err(text)?;
-    let (theirs, device) = (peer.memory(), peer.memory().device());
-    let len = theirs.len();
+    let theirs = &Arc::new(GpuMemory::open(handle, Box::new(())).map_err(text)?);
+    let (device, len) = (theirs.device(), theirs.len());
     let (own, staging) = (memory(device, len)?, pinned(device, len)?);
     let mut stream = Stream::new(device).map_err(text)?;
-    stream.between(&own, 0, theirs, 0, len).map_err(text)?;
-    stream.from_device(&staging, 0, &own, 0, len).map_err(text)?;
+    stream.between(&own, theirs, &[(0, 0, len)]).map_err(text)?;
+    stream.gather(&staging, 0, &own, &[(0, len)]).map_err(text)?;
     finish(&mut stream)?;
     let mut have = vec![0; len];
     staging.memory().copy_out(0, &mut have).map_err(text)?;
@@ -81,7 +81,7 @@ fn read(handle: &IpcHandle) -> Checked {
     own.copy_in(0, &vec![0; len]).map_err(text)?;
     stream.copy_by(Way::Kernel);
     let moved: Vec<_> = pieces.iter().map(|(offset, len)| (*offset, *offset, *len)).collect();
-    stream.between_pieces(&own, theirs, &moved).map_err(text)?;
+    stream.between(&own, theirs, &moved).map_err(text)?;
     finish(&mut stream)?;
     own.copy_out(0, &mut have).map_err(text)?;
     let mut want = vec![0; len];
@@ -89,7 +89,7 @@ fn read(handle: &IpcHandle) -> Checked {
         want[offset..offset + len].copy_from_slice(&bytes(SEED, offset, len));
     }
     compare(&have, &want)?;
-    match stream.to_device(theirs, 0, &staging, 0, len) {
+    match stream.scatter(theirs, &[(0, len)], &staging, 0) {
         Err(HostError::ReadOnlyMemory) => Ok(()),
         _ => Err("a peer's memory can be written".into()),
     }

@@ -103,7 +103,7 @@ impl Rig {
         match direction {
             0 => self.stream.gather(&self.staging, 0, &self.memory, &case.pieces),
             1 => self.stream.scatter(&self.memory, &case.pieces, &self.staging, 0),
-            _ => self.stream.between_pieces(&self.second, &self.memory, &case.within),
+            _ => self.stream.between(&self.second, &self.memory, &case.within),
         }
         .map_err(text)?;
         let enqueued = begun.elapsed();

@@ -49,15 +49,6 @@ impl ThreadTimes {
     }
 }
 
-/// Two are equal when they share one list.
-impl PartialEq for ThreadTimes {
-    fn eq(&self, other: &ThreadTimes) -> bool {
-        Arc::ptr_eq(&self.list, &other.list)
-    }
-}
-
-impl Eq for ThreadTimes {}
-
 impl Clock {
     fn read(&self) -> Duration {
         // While this is held, the thread cannot have ended: it takes the lock before it does.

@@ -13,7 +13,7 @@
 //! What a stream was given cannot be taken back. It holds the memory of its copies until they have ended, also when it
 //! is dropped before.
 
-use crate::cuda::{Cuda, IpcHandle, Kind, PeerGpu};
+use crate::cuda::{Cuda, GpuMemory, IpcHandle, Kind};
 use crate::error::HostError;
 use crate::event::EventFd;
 use crate::memory::Memory;
@@ -107,7 +107,7 @@ pub trait DeviceMemory: Any + Send + Sync + fmt::Debug {
     fn dmabuf(&self) -> Result<DmaBuf, HostError>;
 }
 
-/// Memory of a device as a descriptor, for [`verbs`](crate::verbs::Device::register_dmabuf) and for libfabric.
+/// Memory of a device as a descriptor, for libibverbs and for libfabric.
 #[derive(Debug)]
 pub struct DmaBuf {
     /// The dma-buf. It keeps the bytes, but not what they mean: it is closed before the memory is freed.
@@ -259,5 +259,5 @@ pub fn is_used() -> Result<(), HostError> {
 /// This process does not use such devices, does not see this one, the peer is gone, or the library refuses it.
 pub fn open(handle: &Handle, keep: Box<dyn Any + Send + Sync>) -> Result<Arc<dyn DeviceMemory>, HostError> {
     is_used()?;
-    Ok(PeerGpu::open_keeping(&IpcHandle::decode(handle), keep)?.memory().clone())
+    Ok(Arc::new(GpuMemory::open(&IpcHandle::decode(handle), keep)?))
 }

@@ -13,29 +13,22 @@ use rustix::io::{Errno, retry_on_intr};
 
 use crate::error::HostError;
 
-/// What to wait for on a descriptor.
+/// What to wait for on a descriptor; it is told of again until it is dealt with.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
     /// Bytes, connections, or an end to read.
     pub readable: bool,
     /// Room to write.
     pub writable: bool,
-    /// Report a change once (edge) rather than a state until it is dealt with (level).
-    pub edge: bool,
 }
 
 impl Interest {
-    /// Level-triggered reading.
-    pub const READ: Interest = Interest { readable: true, writable: false, edge: false };
-    /// Level-triggered writing.
-    pub const WRITE: Interest = Interest { readable: false, writable: true, edge: false };
-    /// Level-triggered both.
-    pub const BOTH: Interest = Interest { readable: true, writable: true, edge: false };
-
-    /// The same, edge-triggered.
-    pub const fn edge(self) -> Interest {
-        Interest { edge: true, ..self }
-    }
+    /// Reading.
+    pub const READ: Interest = Interest { readable: true, writable: false };
+    /// Writing.
+    pub const WRITE: Interest = Interest { readable: false, writable: true };
+    /// Both.
+    pub const BOTH: Interest = Interest { readable: true, writable: true };
 
     fn flags(self) -> epoll::EventFlags {
         let mut flags = epoll::EventFlags::empty();
@@ -43,7 +36,6 @@ impl Interest {
         // woken by it again and again.
         flags.set(epoll::EventFlags::IN | epoll::EventFlags::RDHUP, self.readable);
         flags.set(epoll::EventFlags::OUT, self.writable);
-        flags.set(epoll::EventFlags::ET, self.edge);
         flags
     }
 }
@@ -123,7 +115,7 @@ impl Epoll {
             .map_err(|e| HostError::os("adding a descriptor to an epoll set", e))
     }
 
-    /// Changes what is waited for. With edge triggering, this also reports again what is ready now.
+    /// Changes what is waited for.
     pub fn modify(&self, fd: impl AsFd, token: u64, interest: Interest) -> Result<(), HostError> {
         epoll::modify(&self.fd, fd, epoll::EventData::new_u64(token), interest.flags())
             .map_err(|e| HostError::os("changing a descriptor of an epoll set", e))

@@ -50,7 +50,6 @@ pub mod verbs;
 mod error;
 mod mapping;
 mod sealed;
-mod span;
 mod sum;
 
 pub use error::HostError;

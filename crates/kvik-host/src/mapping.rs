@@ -10,7 +10,6 @@ use std::ptr::{self, NonNull};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::error::HostError;
-use crate::span::Span;
 
 #[derive(Debug)]
 pub(crate) struct Mapping {
@@ -20,7 +19,7 @@ pub(crate) struct Mapping {
 
 // SAFETY: a mapping belongs to the process, not to a thread.
 unsafe impl Send for Mapping {}
-// SAFETY: its bytes are reached only through `Span` or atomics.
+// SAFETY: its bytes are reached only through `Memory` or atomics.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -36,15 +35,7 @@ impl Mapping {
         }
     }
 
-    /// The first `len` bytes as a span, for the owner of this mapping to keep beside it.
-    pub(crate) fn span(&self, len: usize) -> Result<Span, HostError> {
-        if len > self.len {
-            return Err(HostError::OutOfBounds { offset: 0, len, size: self.len });
-        }
-        // SAFETY: mapped for at least `len` bytes until this value drops; the callers keep both together.
-        Ok(unsafe { Span::new(self.base, len) })
-    }
-
+    /// The first byte, for the owner of this mapping to keep beside it.
     pub(crate) fn base(&self) -> NonNull<u8> {
         self.base
     }
@@ -89,7 +80,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: this value owns the mapping, and every span of it is kept beside it and goes with it.
+        // SAFETY: this value owns the mapping, and who has its address keeps it too.
         // An error can only mean that it is not mapped, which is what is wanted.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast::<c_void>(), self.len) };
     }

@@ -54,17 +54,6 @@ impl PeerMemory {
         self.check(offset, 0)?;
         self.mapping.populate(offset, PeerMemory::STEP, seen)
     }
-
-    /// Copies `len` bytes at `offset` into memory of this process.
-    pub fn copy_into(
-        &self,
-        offset: usize,
-        dst: &Memory,
-        dst_off: usize,
-        len: usize,
-    ) -> Result<(), HostError> {
-        Memory::copy_between(dst, dst_off, self, offset, len)
-    }
 }
 
 impl Deref for PeerMemory {

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::error::HostError;
@@ -63,13 +63,10 @@ impl ProcessMemory {
     pub fn alive(&self) -> Result<(), HostError> {
         let mut wait = [PollFd::new(&self.pidfd, PollFlags::IN)];
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
-        loop {
-            match poll(&mut wait, Some(&now)) {
-                Ok(0) => return Ok(()),
-                Ok(_) => return Err(HostError::ProcessGone { pid: self.pid }),
-                Err(Errno::INTR) => continue,
-                Err(e) => return Err(HostError::os(format!("watching process {}", self.pid), e)),
-            }
+        match retry_on_intr(|| poll(&mut wait, Some(&now))) {
+            Ok(0) => Ok(()),
+            Ok(_) => Err(HostError::ProcessGone { pid: self.pid }),
+            Err(e) => Err(HostError::os(format!("watching process {}", self.pid), e)),
         }
     }
 

@@ -75,11 +75,6 @@ impl SendRun<'_> {
     pub(crate) unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         SendRun(libc::iovec { iov_base: base.cast(), iov_len: len }, PhantomData)
     }
-
-    /// The range as the kernel and the host's libraries take it.
-    pub(crate) fn as_iovec(&self) -> libc::iovec {
-        self.0
-    }
 }
 
 impl RecvRun<'_> {
@@ -88,11 +83,6 @@ impl RecvRun<'_> {
     /// reference to the bytes is used meanwhile.
     pub(crate) unsafe fn from_raw(base: *mut u8, len: usize) -> Self {
         RecvRun(libc::iovec { iov_base: base.cast(), iov_len: len }, PhantomData)
-    }
-
-    /// The range as the kernel and the host's libraries take it.
-    pub(crate) fn as_iovec(&self) -> libc::iovec {
-        self.0
     }
 }
 
@@ -252,7 +242,7 @@ impl<'m> SendBatch<'_, 'm> {
             let Some(room) = into.get_mut(done..).filter(|room| !room.is_empty()) else { break };
             let len = run.iov_len.min(room.len());
             // SAFETY: the run's memory is borrowed by this batch and readable for `iov_len` bytes; `room` is a live
-            // slice, and by the rule of `Span` no slice lies in registered memory, so the two do not overlap. Where
+            // slice, and by the rule of `Memory` no slice lies in registered memory, so the two do not overlap. Where
             // the run is of a slice, nothing else of it is borrowed mutably while the batch lives.
             unsafe { ptr::copy_nonoverlapping(run.iov_base.cast::<u8>(), room.as_mut_ptr(), len) };
             done += len;

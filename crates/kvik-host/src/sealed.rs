@@ -8,7 +8,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
-use rustix::io::Errno;
+use rustix::io::{Errno, retry_on_intr};
 
 use crate::error::HostError;
 use crate::mapping::Mapping;
@@ -42,20 +42,14 @@ pub(crate) fn create(
 /// Takes the pages of a file from its huge-page pool. A mapping would only reserve them: a container that may have fewer
 /// learns of that by SIGBUS, where it touches one too many.
 fn take_pages(fd: &OwnedFd, file_len: usize) -> Result<(), HostError> {
-    loop {
-        match rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, file_len as u64) {
-            Ok(()) => return Ok(()),
-            // A signal came. What was taken by then stays, and is not taken again.
-            Err(Errno::INTR) => {}
-            Err(e) => {
-                let what = format!(
-                    "taking {file_len} bytes of huge pages, which others may have taken meanwhile, or this container \
-                     may have fewer of (hugetlb.*.max of its cgroup)"
-                );
-                return Err(HostError::os(what, e));
-            }
-        }
-    }
+    // Where a signal comes, what was taken by then stays, and is not taken again.
+    retry_on_intr(|| rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, file_len as u64)).map_err(|e| {
+        let what = format!(
+            "taking {file_len} bytes of huge pages, which others may have taken meanwhile, or this container may have \
+             fewer of (hugetlb.*.max of its cgroup)"
+        );
+        HostError::os(what, e)
+    })
 }
 
 fn memfd(name: &str, huge: Option<usize>) -> Result<OwnedFd, HostError> {

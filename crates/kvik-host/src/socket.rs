@@ -129,14 +129,6 @@ impl TcpConn {
         local_addr(&self.fd)
     }
 
-    /// The other end's address.
-    pub fn peer_addr(&self) -> Result<SocketAddr, HostError> {
-        let what = "asking for the address of the other end";
-        let address = rustix::net::getpeername(&self.fd).map_err(|e| HostError::connection(what, e))?;
-        let address = address.and_then(|address| SocketAddr::try_from(address).ok());
-        address.ok_or_else(|| HostError::InvalidArgument("a connection of no IP address".into()))
-    }
-
     /// Sends some of `bytes`. Never raises SIGPIPE.
     pub fn send(&self, bytes: &[u8]) -> Result<Io, HostError> {
         let sent = retry_on_intr(|| rustix::net::send(&self.fd, bytes, SendFlags::NOSIGNAL));

@@ -1,7 +1,7 @@
 //! XXH3 with 64 bits over registered memory: one pass, straight into vector registers.
 //!
 //! Registered memory is never a slice, so a hash that takes slices needs a copy first, which costs as much as the
-//! hash. This one reads through a raw pointer as every copy in [`crate::span`] does: another thread may change the
+//! hash. This one reads through a raw pointer as every copy in [`crate::memory`] does: another thread may change the
 //! bytes meanwhile, and then the sum is that of some mix, which the comparison above finds. What is read is each
 //! byte once (the last 64 twice), and the sum is bit for bit that of the XXH3 specification, version 0.8.
 //!
@@ -12,6 +12,11 @@
 //! While it computes, memory has nothing to do; so one prefetch a stripe brings in the bytes that are moved next. Or the
 //! bytes are copied on the way, from the registers that they are summed in: memory is gone over once for both, and what is
 //! summed is what was written. Such a copy goes past the caches, which need not read first what it writes over.
+
+use std::ptr;
+
+/// How far ahead of the reading bytes are fetched: memory has answered by then, and so has the page table.
+pub(crate) const AHEAD: usize = 4 << 10;
 
 /// Inputs up to here take another algorithm, in which there is nothing to gain.
 const SHORT: usize = 240;
@@ -74,18 +79,8 @@ impl Xxh3 {
     /// # Safety
     /// `at` is mapped and readable for `len` bytes during the call.
     pub(crate) unsafe fn add(&mut self, at: *const u8, len: usize, last: bool, next: *const u8) -> bool {
-        if !(last || len.is_multiple_of(STRIPE)) || len < STRIPE {
-            return false;
-        }
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has AVX2, or there would be no `self`; the rest is the caller's promise.
-        unsafe {
-            self.stripes += vectors::accumulate(&mut self.acc, self.stripes, (at, len, last), next);
-        }
-        #[cfg(not(target_arch = "x86_64"))]
-        let _ = (at, next, self.stripes);
-        self.len += len;
-        true
+        // SAFETY: the caller's promise; nothing is written.
+        unsafe { self.take::<false>((at, len, last), next, ptr::null_mut()) }
     }
 
     /// Takes a run as [`Xxh3::add`] does, and copies it; false, with nothing copied, also where `to` is no multiple of 64.
@@ -93,16 +88,32 @@ impl Xxh3 {
     /// # Safety
     /// `at` is readable and `to` writable for `len` bytes during the call, and they do not overlap.
     pub(crate) unsafe fn copy(&mut self, at: *const u8, len: usize, last: bool, to: *mut u8) -> bool {
-        if !(last || len.is_multiple_of(STRIPE)) || len < STRIPE || !to.addr().is_multiple_of(STRIPE) {
+        if !to.addr().is_multiple_of(STRIPE) {
+            return false;
+        }
+        // SAFETY: the caller's promise, and `to` is aligned.
+        unsafe { self.take::<true>((at, len, last), at.wrapping_add(AHEAD), to) }
+    }
+
+    /// # Safety
+    /// As for [`Xxh3::add`], or where it is copied for [`Xxh3::copy`], and `to` is a multiple of 64.
+    unsafe fn take<const COPY: bool>(
+        &mut self,
+        (at, len, last): (*const u8, usize, bool),
+        next: *const u8,
+        to: *mut u8,
+    ) -> bool {
+        if !(last || len.is_multiple_of(STRIPE)) || len < STRIPE {
             return false;
         }
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: as in `add`; and `to` is aligned.
+        // SAFETY: the processor has AVX2, or there would be no `self`; the rest is the caller's promise.
         unsafe {
-            self.stripes += vectors::copy(&mut self.acc, self.stripes, (at, len, last), to);
+            let run = (at, len, last);
+            self.stripes += vectors::accumulate::<COPY>(&mut self.acc, self.stripes, run, next, to);
         }
         #[cfg(not(target_arch = "x86_64"))]
-        let _ = (at, self.stripes);
+        let _ = (at, next, to, self.stripes);
         self.len += len;
         true
     }
@@ -135,70 +146,39 @@ fn finish(acc: [u64; 8], len: usize) -> u64 {
 #[cfg(target_arch = "x86_64")]
 mod vectors {
     use super::*;
-    use crate::span::AHEAD;
     use std::arch::x86_64::*;
 
-    /// Takes the stripes of a run: how many were whole ones. Of the last run the last stripe ends where the run ends, and
-    /// may go back into the one before.
+    /// Takes the stripes of a run, and copies them if so: how many were whole ones. Of the last run the last stripe ends
+    /// where the run ends, and may go back into the one before.
     ///
     /// # Safety
-    /// The processor has AVX2; `at` is readable for `len` bytes, at least a stripe, and whole ones but for the last run.
+    /// The processor has AVX2; `at` is readable for `len` bytes, at least a stripe, and whole ones but for the last run. For
+    /// a copy `to` is aligned to 64 bytes and writable for `len`, and they do not overlap.
     #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn accumulate(
+    pub(super) unsafe fn accumulate<const COPY: bool>(
         acc: &mut [u64; 8],
         before: usize,
         (at, len, last): (*const u8, usize, bool),
         next: *const u8,
+        to: *mut u8,
     ) -> usize {
         let stripes = (len - usize::from(last)) / STRIPE;
         let out = acc.as_mut_ptr();
         // SAFETY: stripes lie within `len` bytes of `at`: the last whole one ends at len or before, the very last at len,
         // and len >= 64. Of the secret the offsets 0..=120, 121 and 128 are read, 64 bytes each, of 192. `out` has 64
-        // bytes. A prefetch of an address that is not mapped is ignored.
+        // bytes. A prefetch of an address that is not mapped is ignored. What is written lies as far from `to` as what is
+        // read from `at`: whole stripes, which keep its alignment, and the very last one, which is written as it comes.
         unsafe {
             let mut acc = (_mm256_loadu_si256(out.cast()), _mm256_loadu_si256(out.add(4).cast()));
             for number in 0..stripes {
                 _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(number * STRIPE).cast());
                 let within = (before + number) % BLOCK;
-                acc = stripe(acc, at.add(number * STRIPE), SECRET.as_ptr().add(within * 8));
-                if within == BLOCK - 1 {
-                    acc = scramble(acc, SECRET.as_ptr().add(128));
+                let data = load(at.add(number * STRIPE));
+                if COPY {
+                    let to: *mut __m256i = to.add(number * STRIPE).cast();
+                    _mm256_stream_si256(to, data.0);
+                    _mm256_stream_si256(to.add(1), data.1);
                 }
-            }
-            if last {
-                acc = stripe(acc, at.add(len - STRIPE), SECRET.as_ptr().add(121));
-            }
-            _mm256_storeu_si256(out.cast(), acc.0);
-            _mm256_storeu_si256(out.add(4).cast(), acc.1);
-        }
-        stripes
-    }
-
-    /// The same, and copies the run.
-    ///
-    /// # Safety
-    /// As for [`accumulate`]; `to` is aligned to 64 bytes and writable for `len`, and they do not overlap.
-    #[target_feature(enable = "avx2")]
-    pub(super) unsafe fn copy(
-        acc: &mut [u64; 8],
-        before: usize,
-        (at, len, last): (*const u8, usize, bool),
-        to: *mut u8,
-    ) -> usize {
-        let stripes = (len - usize::from(last)) / STRIPE;
-        let out = acc.as_mut_ptr();
-        // SAFETY: as in `accumulate`. What is written lies as far from `to` as what is read from `at`: whole stripes,
-        // which keep its alignment, and the very last one, which is written as it comes.
-        unsafe {
-            let mut acc = (_mm256_loadu_si256(out.cast()), _mm256_loadu_si256(out.add(4).cast()));
-            for number in 0..stripes {
-                let from = at.add(number * STRIPE);
-                _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(AHEAD).cast());
-                let within = (before + number) % BLOCK;
-                let data = load(from);
-                let to: *mut __m256i = to.add(number * STRIPE).cast();
-                _mm256_stream_si256(to, data.0);
-                _mm256_stream_si256(to.add(1), data.1);
                 acc = mix(acc, data, SECRET.as_ptr().add(within * 8));
                 if within == BLOCK - 1 {
                     acc = scramble(acc, SECRET.as_ptr().add(128));
@@ -206,28 +186,24 @@ mod vectors {
             }
             if last {
                 let data = load(at.add(len - STRIPE));
-                let to: *mut __m256i = to.add(len - STRIPE).cast();
-                _mm256_storeu_si256(to, data.0);
-                _mm256_storeu_si256(to.add(1), data.1);
+                if COPY {
+                    let to: *mut __m256i = to.add(len - STRIPE).cast();
+                    _mm256_storeu_si256(to, data.0);
+                    _mm256_storeu_si256(to.add(1), data.1);
+                }
                 acc = mix(acc, data, SECRET.as_ptr().add(121));
             }
             _mm256_storeu_si256(out.cast(), acc.0);
             _mm256_storeu_si256(out.add(4).cast(), acc.1);
         }
-        // No lock orders what goes past the caches: whoever hears of the copy is to find it there.
-        _mm_sfence();
+        if COPY {
+            // No lock orders what goes past the caches: whoever hears of the copy is to find it there.
+            _mm_sfence();
+        }
         stripes
     }
 
     type Pair = (__m256i, __m256i);
-
-    /// # Safety
-    /// `from` and `secret` are readable for 64 bytes.
-    #[target_feature(enable = "avx2")]
-    unsafe fn stripe(acc: Pair, from: *const u8, secret: *const u8) -> Pair {
-        // SAFETY: the caller's promise.
-        unsafe { mix(acc, load(from), secret) }
-    }
 
     /// # Safety
     /// `from` is readable for 64 bytes.

@@ -26,7 +26,7 @@ const SETUP_LIMIT: Duration = Duration::from_secs(10);
 const NODES: &str = "/sys/devices/system/node";
 
 /// Where a thread runs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub struct ThreadOptions {
     /// CPUs to run on; all must be allowed to this process. `None`: those of the NUMA node, or as inherited.
     pub cpus: Option<Vec<usize>>,
@@ -219,21 +219,12 @@ fn parse_ranges(text: &str) -> Vec<usize> {
 
 /// The list of a set, like `0-3,8`.
 fn ranges(set: &CpuSet) -> String {
-    let mut parts: Vec<String> = Vec::new();
-    let mut cpu = 0;
-    while cpu < CpuSet::MAX_CPU {
-        if !set.is_set(cpu) {
-            cpu += 1;
-            continue;
-        }
-        let first = cpu;
-        while cpu + 1 < CpuSet::MAX_CPU && set.is_set(cpu + 1) {
-            cpu += 1;
-        }
-        parts.push(if first == cpu { format!("{cpu}") } else { format!("{first}-{cpu}") });
-        cpu += 1;
-    }
-    parts.join(",")
+    let cpus: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect();
+    let runs = cpus.chunk_by(|one, next| one + 1 == *next).map(|run| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        one => one.iter().map(usize::to_string).collect(),
+    });
+    runs.collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

@@ -187,7 +187,7 @@ mod library {
 }
 
 mod ports {
-    use kvik_host::verbs::{Family, Link, Port, PortState, rank};
+    use kvik_host::verbs::{Link, Port, PortState, rank};
 
     fn port(device: &str, state: PortState, gigabits: u32) -> Port {
         let (link, gids) = (Link::Ethernet, Vec::new());
@@ -210,7 +210,7 @@ mod ports {
 
     #[test]
     fn a_port_without_gids_says_which_it_is() {
-        let error = port("rxe0", PortState::Active, 1).choose_gid(Family::Any, None).unwrap_err();
+        let error = port("rxe0", PortState::Active, 1).choose_gid(None).unwrap_err();
         assert!(error.to_string().contains("device rxe0 port 1"), "{error}");
     }
 }

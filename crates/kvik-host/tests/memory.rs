@@ -155,7 +155,7 @@ fn read_only_memory_is_never_written() {
         memory.copy_in(0, b"x"),
         memory.recv_run(0, 1).map(|_| ()),
         Memory::copy_between(&memory, 0, &source, 0, 1),
-        peer.copy_into(0, &memory, 0, 1),
+        Memory::copy_between(&memory, 0, &peer, 0, 1),
     ] {
         assert!(matches!(refused, Err(HostError::ReadOnlyMemory)), "{refused:?}");
     }
@@ -170,9 +170,10 @@ fn a_peer_sees_what_the_owner_writes() {
     let bytes = pattern(LEN);
     owner.copy_in(0, &bytes).unwrap();
     let copy = shared();
-    peer.copy_into(10, &copy, 20, LEN - 20).unwrap();
+    Memory::copy_between(&copy, 20, &peer, 10, LEN - 20).unwrap();
     assert_eq!(bytes_of(&copy, 20, LEN - 20), bytes[10..LEN - 10]);
-    assert!(matches!(peer.copy_into(1, &copy, 0, LEN), Err(HostError::OutOfBounds { .. })));
+    let outside = Memory::copy_between(&copy, 0, &peer, 1, LEN);
+    assert!(matches!(outside, Err(HostError::OutOfBounds { .. })));
     assert!(matches!(peer.send_run(LEN, 1), Err(HostError::OutOfBounds { .. })));
 }
 

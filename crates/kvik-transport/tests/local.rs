@@ -116,6 +116,26 @@ fn a_copy_that_waits_for_a_region_leaves_when_it_must_stop() {
     assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
 }
 
+/// A thread registers it while another one joins the session: both show it.
+#[test]
+fn a_region_that_two_show_at_once_is_shown_once_and_taken_back_once() {
+    let (link, peer) = link();
+    let memory = RegionMemory::from(Memory::shared(SIZE, HugePages::Never).unwrap());
+    link.flush().unwrap();
+    assert_eq!(hear(&peer).0[0], 1, "the fence table");
+    let twice = |id| (0..2).for_each(|_| link.share(RegionId(id), &memory, None));
+    twice(1);
+    link.unshare(RegionId(1));
+    twice(2);
+    link.flush().unwrap();
+    let ids = |bytes: [u8; 64]| (bytes[0], bytes[4]);
+    assert_eq!(ids(hear(&peer).0), (2, 2), "the first one was taken back before it went");
+    link.unshare(RegionId(2));
+    link.share(RegionId(2), &memory, None);
+    link.flush().unwrap();
+    assert_eq!([ids(hear(&peer).0), ids(hear(&peer).0)], [(3, 2), (2, 2)]);
+}
+
 #[test]
 fn what_the_peer_does_not_read_keeps_no_memory_and_does_not_pile_up() {
     let (link, peer) = link();

@@ -178,7 +178,7 @@ fn records_split_anywhere_are_one_stream_and_a_cut_in_the_middle_is_a_loss() {
 
 /// Ends both TLS connections itself, and passes on in plain what comes on either.
 fn splice(tls: &Tls, near: TcpConn, far: TcpConn, seen: &AtomicUsize) {
-    let at = near.peer_addr().unwrap();
+    let at = near.local_addr().unwrap();
     let mut ends = [(TlsLink::server(tls, at).unwrap(), near), (TlsLink::client(tls, at).unwrap(), far)];
     ends[1].0.flush(&ends[1].1).unwrap();
     let (until, mut buffer) = (Instant::now() + PATIENCE, vec![0; 64 << 10]);

@@ -31,7 +31,6 @@ pub(super) const ILLEGAL_ADDRESS: Code = 700;
 pub(super) const LAUNCH_TIMEOUT: Code = 702;
 pub(super) const CONTEXT_IS_DESTROYED: Code = 709;
 pub(super) const ASSERT: Code = 710;
-pub(super) const ALREADY_REGISTERED: Code = 712;
 pub(super) const HARDWARE_STACK_ERROR: Code = 714;
 /// The last of those that a kernel's fault gives, from the one above on.
 pub(super) const LAUNCH_FAILED: Code = 719;
@@ -205,8 +204,6 @@ table! {
     address_range: c"cuMemGetAddressRange_v2" (*mut Addr, *mut usize, Addr),
     host_alloc: c"cuMemHostAlloc" (*mut *mut c_void, usize, c_uint),
     host_free: c"cuMemFreeHost" (*mut c_void),
-    host_register: c"cuMemHostRegister_v2" (*mut c_void, usize, c_uint),
-    host_unregister: c"cuMemHostUnregister" (*mut c_void),
     attributes: c"cuPointerGetAttributes" (c_uint, *mut c_int, *mut *mut c_void, Addr),
     set_attribute: c"cuPointerSetAttribute" (*const c_void, c_int, Addr),
     to_device: c"cuMemcpyHtoD_v2" (Addr, *const c_void, usize),

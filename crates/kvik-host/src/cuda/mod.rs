@@ -2,7 +2,7 @@
 //!
 //! * [`Cuda`]: the library; [`Cuda::locate`] says what an address is ([`Place`]);
 //! * [`Device`]: one GPU, with its primary context, which is the one that PyTorch and all of the CUDA runtime use;
-//! * [`GpuMemory`]: memory of a device that somebody registered, or a peer's ([`PeerGpu`]);
+//! * [`GpuMemory`]: memory of a device that somebody registered, or a peer's ([`GpuMemory::open`]);
 //! * [`Pinned`]: page-locked memory of the host, which is a [`Memory`](crate::Memory) too: what GPUs copy from and to;
 //! * [`Stream`]: copies that are in flight; [`Mark`]: a place in it, to ask and to wait for;
 //! * [`DmaBuf`](crate::device::DmaBuf) and [`IpcHandle`]: the same memory for a NIC, and for another process of this
@@ -40,9 +40,9 @@
 //! **Order.** A stream of kvik's waits for nobody's kernels: it is no part of the default stream's order
 //! (`CU_STREAM_NON_BLOCKING`). Who hands memory over for reading has either waited for the kernels that write it
 //! (`torch.cuda.synchronize()`, or an event of theirs), or says behind what the copies come:
-//! [`Stream::after_default`], [`Stream::after_stream`], [`Stream::after_event`]. The other way about there is nothing
-//! to do: what is launched after a mark is done sees the bytes. [`GpuMemory::copy_in`] and [`GpuMemory::copy_out`] are
-//! in the default stream's order. Within a stream, what one call enqueues comes behind what the calls before it did;
+//! [`Stream::after_default`], [`Stream::after_stream`]. The other way about there is nothing to do: what is launched
+//! after a mark is done sees the bytes. [`GpuMemory::copy_in`] and [`GpuMemory::copy_out`] are in the default stream's
+//! order. Within a stream, what one call enqueues comes behind what the calls before it did;
 //! the pieces of one call are in no order.
 //!
 //! **Small pages.** The driver's copy engine takes half a microsecond to four for each piece, however short. So the
@@ -95,7 +95,7 @@ pub use error::CudaError;
 pub use memory::GpuMemory;
 pub use pinned::Pinned;
 pub use place::{Kind, Place};
-pub use share::{IpcHandle, PeerGpu};
+pub use share::IpcHandle;
 pub use small::Way;
 pub use stream::{Mark, Stream};
 

@@ -122,7 +122,7 @@ impl DeviceStream for Marked {
         from: &Arc<dyn DeviceMemory>,
         pieces: &[(usize, usize, usize)],
     ) -> Result<(), HostError> {
-        self.stream.between_pieces(&of_gpu(to)?, &of_gpu(from)?, pieces)
+        self.stream.between(&of_gpu(to)?, &of_gpu(from)?, pieces)
     }
 
     fn mark(&mut self) -> Result<u64, HostError> {

@@ -8,9 +8,8 @@ use crate::error::HostError;
 use std::any::Any;
 use std::ffi::c_void;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
-use std::sync::Arc;
 
-/// What another process of this host opens a device's memory by ([`PeerGpu::open`]).
+/// What another process of this host opens a device's memory by ([`GpuMemory::open`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpcHandle {
     /// The driver's name for the allocation.
@@ -141,16 +140,6 @@ impl GpuMemory {
     }
 }
 
-/// Memory of another process of this host, on a device that both see: readable, and never writable here.
-///
-/// CUDA leaves it undefined what becomes of memory that its owner frees while others have it open, so an owner that
-/// lives waits until they have closed it: `keep` tells ([`PeerGpu::open_keeping`]). The memory of one that died, or
-/// does not wait, stays mapped until this is dropped, and what is read there means nothing.
-#[derive(Debug)]
-pub struct PeerGpu {
-    memory: Arc<GpuMemory>,
-}
-
 /// An allocation of another process that is open here.
 struct Opened {
     device: Device,
@@ -158,22 +147,18 @@ struct Opened {
     keep: Option<Box<dyn Any + Send + Sync>>,
 }
 
-impl PeerGpu {
-    /// Opens what a peer has exported.
+impl GpuMemory {
+    /// Opens memory that another process of this host has exported, on a device that both see: readable, and never
+    /// writable here. `keep` is dropped once it is closed again, which is after the last use, in a thread of its own.
+    ///
+    /// CUDA leaves it undefined what becomes of memory that its owner frees while others have it open, so an owner that
+    /// lives waits until they have closed it: `keep` tells. The memory of one that died, or does not wait, stays mapped
+    /// until this is dropped, and what is read there means nothing.
     ///
     /// # Errors
     /// This process does not see the device, the peer is gone, it is this very process, what it said does not fit the
     /// allocation, or the driver's.
-    pub fn open(handle: &IpcHandle) -> Result<PeerGpu, HostError> {
-        PeerGpu::open_keeping(handle, Box::new(()))
-    }
-
-    /// As [`PeerGpu::open`]; `keep` is dropped once it is closed again, which is after the last use, in a thread of its
-    /// own.
-    ///
-    /// # Errors
-    /// As for [`PeerGpu::open`].
-    pub fn open_keeping(handle: &IpcHandle, keep: Box<dyn Any + Send + Sync>) -> Result<PeerGpu, HostError> {
+    pub fn open(handle: &IpcHandle, keep: Box<dyn Any + Send + Sync>) -> Result<GpuMemory, HostError> {
         let what = "opening a peer's memory of a device";
         let cuda = Cuda::get()?;
         let device = find(&cuda, handle.device, what)?;
@@ -211,13 +196,7 @@ impl PeerGpu {
             exportable: false,
         };
         // SAFETY: open until `opened` is dropped, which the memory keeps; it is for reading only.
-        let memory = unsafe { GpuMemory::of_peer(&device, range, place, Box::new(opened)) };
-        Ok(PeerGpu { memory: Arc::new(memory) })
-    }
-
-    /// The memory, to copy from. It stays open while anybody has it.
-    pub fn memory(&self) -> &Arc<GpuMemory> {
-        &self.memory
+        Ok(unsafe { GpuMemory::of_peer(&device, range, place, Box::new(opened)) })
     }
 }
 

@@ -81,40 +81,8 @@ impl Stream {
         self.small.way = way;
     }
 
-    /// Enqueues a copy of `len` bytes from a device's memory into the host's. The bytes count when a mark behind it is
-    /// done.
-    ///
-    /// # Errors
-    /// Out of bounds, or the driver's.
-    pub fn from_device(
-        &mut self,
-        into: &Arc<Pinned>,
-        at: usize,
-        memory: &Arc<GpuMemory>,
-        offset: usize,
-        len: usize,
-    ) -> Result<(), HostError> {
-        self.gather(into, at, memory, &[(offset, len)])
-    }
-
-    /// Enqueues a copy of `len` bytes from the host's memory into a device's. Neither may be touched until a mark
-    /// behind it is done.
-    ///
-    /// # Errors
-    /// Out of bounds, a peer's memory, or the driver's.
-    pub fn to_device(
-        &mut self,
-        memory: &Arc<GpuMemory>,
-        offset: usize,
-        from: &Arc<Pinned>,
-        at: usize,
-        len: usize,
-    ) -> Result<(), HostError> {
-        self.scatter(memory, &[(offset, len)], from, at)
-    }
-
     /// Enqueues copies of pieces (offset and bytes) of a device's memory, one behind the other into the host's from
-    /// `at` on. All of them, or none if one is out of bounds.
+    /// `at` on. All of them, or none if one is out of bounds. The bytes count when a mark behind them is done.
     ///
     /// # Errors
     /// Out of bounds, or the driver's; then some may be in flight, which the next mark is behind.
@@ -132,7 +100,8 @@ impl Stream {
     }
 
     /// Enqueues copies of what lies in the host's memory from `at` on into pieces (offset and bytes) of a device's.
-    /// All of them, or none if one is out of bounds. The pieces do not overlap: they are copied in no order.
+    /// All of them, or none if one is out of bounds. The pieces do not overlap: they are copied in no order. Neither side
+    /// may be touched until a mark behind them is done.
     ///
     /// # Errors
     /// As for [`Stream::gather`], or a peer's memory.
@@ -209,27 +178,13 @@ impl Stream {
         Ok(())
     }
 
-    /// Enqueues a copy between two places of devices: of this one, of two, or of a peer's.
+    /// Enqueues copies of pieces between two memories of devices, of this one, of two, or of a peer's: where to, where
+    /// from, and bytes. All of them, or none if one is out of bounds. Those that are written do not overlap: they are
+    /// copied in no order.
     ///
     /// # Errors
-    /// Out of bounds, a peer's memory to write to, or the driver's.
+    /// As for [`Stream::gather`], or a peer's memory to write to.
     pub fn between(
-        &mut self,
-        into: &Arc<GpuMemory>,
-        at: usize,
-        from: &Arc<GpuMemory>,
-        offset: usize,
-        len: usize,
-    ) -> Result<(), HostError> {
-        self.between_pieces(into, from, &[(at, offset, len)])
-    }
-
-    /// Enqueues copies of pieces between two memories of devices: where to, where from, and bytes. All of them, or none
-    /// if one is out of bounds. Those that are written do not overlap: they are copied in no order.
-    ///
-    /// # Errors
-    /// As for [`Stream::between`]; then some may be in flight, which the next mark is behind.
-    pub fn between_pieces(
         &mut self,
         into: &Arc<GpuMemory>,
         from: &Arc<GpuMemory>,
@@ -365,23 +320,6 @@ impl Stream {
         let mark = Mark { device: self.device.clone(), event, held: Vec::new(), done: false, asked: true };
         device.check(code, || format!("waiting for the stream {handle:#x}"))?;
         Ok(mark)
-    }
-
-    /// What is enqueued from here on comes behind what this event was last recorded for: a `CUevent` of the caller's
-    /// (`torch.cuda.Event().cuda_event`), of any device.
-    ///
-    /// # Errors
-    /// The driver's.
-    ///
-    /// # Safety
-    /// It is an event that is not destroyed.
-    pub unsafe fn after_event(&mut self, event: usize) -> Result<(), HostError> {
-        let device = &self.device.0;
-        let _current = device.enter()?;
-        // SAFETY: the caller's promise.
-        let code = unsafe { (device.cuda.table().stream_wait_event)(self.stream, event as Handle, 0) };
-        device.check(code, || format!("waiting for the event {event:#x}"))?;
-        Ok(())
     }
 
     fn hold_both(&mut self, memory: &Arc<GpuMemory>, pinned: &Arc<Pinned>) {

@@ -215,7 +215,7 @@ impl Endpoint {
     /// # Errors
     /// The range is not in the memory, or libfabric refused; nothing is in flight then.
     pub fn post(&mut self, rma: &Rma<'_>) -> Result<Posted, HostError> {
-        let iov = rma.memory.run(rma.offset, rma.len, rma.op == RmaOp::Read)?;
+        let iov = rma.memory.run(rma.offset, rma.len, rma.op)?;
         let Some(&index) = self.used.free.last() else { return Ok(Posted::Full) };
         let remote = abi::fi_rma_iov { addr: rma.remote, len: rma.len, key: rma.key };
         let mut desc = rma.memory.desc();

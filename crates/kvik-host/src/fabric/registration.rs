@@ -5,27 +5,21 @@ use super::abi::{self, fid_mr};
 use super::device::{Device, Object};
 use super::newer::{FI_MR_DMABUF, MrAttr, MrDevice, MrDmabuf};
 use crate::device::DeviceMemory;
+use crate::rma::{Kept, RmaOp};
 use crate::{HostError, Memory};
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::AsRawFd;
 use std::ptr;
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// What must stay where it is while the NIC knows it.
-enum Keep {
-    Memory(Arc<Memory>),
-    // In this order: the descriptor is closed before the memory may be freed.
-    Gpu { _fd: OwnedFd, memory: Arc<dyn DeviceMemory> },
-}
 
 /// Memory that a NIC knows. It stays so while an operation on it is in flight.
 ///
 /// The end of it is no fence: what a peer has in flight may still land.
 pub struct Registration {
     mr: ManuallyDrop<Object<fid_mr>>,
-    keep: ManuallyDrop<Keep>,
+    kept: ManuallyDrop<Kept>,
     base: u64,
     device: Rc<Device>,
 }
@@ -60,7 +54,7 @@ impl Device {
             }
             error
         })?;
-        Ok(self.registered(mr, Keep::Memory(memory), at))
+        Ok(self.registered(mr, Kept::Host(memory), at))
     }
 
     /// Makes memory of a GPU known to the NIC, by its dma-buf.
@@ -105,14 +99,14 @@ impl Device {
             );
             error
         })?;
-        Ok(self.registered(mr, Keep::Gpu { _fd: buffer.fd, memory }, at))
+        Ok(self.registered(mr, Kept::Device { _dmabuf: Some(buffer.fd), memory }, at))
     }
 
-    fn registered(self: &Rc<Device>, mr: Object<fid_mr>, keep: Keep, at: usize) -> Rc<Registration> {
+    fn registered(self: &Rc<Device>, mr: Object<fid_mr>, kept: Kept, at: usize) -> Rc<Registration> {
         let virtual_addresses = self.description().mr_mode() & abi::FI_MR_VIRT_ADDR != 0;
         let base = if virtual_addresses { at as u64 } else { 0 };
-        let (mr, keep) = (ManuallyDrop::new(mr), ManuallyDrop::new(keep));
-        Rc::new(Registration { mr, keep, base, device: self.clone() })
+        let (mr, kept) = (ManuallyDrop::new(mr), ManuallyDrop::new(kept));
+        Rc::new(Registration { mr, kept, base, device: self.clone() })
     }
 }
 
@@ -167,20 +161,9 @@ impl Registration {
         self.base
     }
 
-    /// The memory; none for a GPU's.
-    pub fn memory(&self) -> Option<&Arc<Memory>> {
-        match &*self.keep {
-            Keep::Memory(memory) => Some(memory),
-            Keep::Gpu { .. } => None,
-        }
-    }
-
-    /// The GPU's memory; none for any other.
-    pub fn gpu(&self) -> Option<&Arc<dyn DeviceMemory>> {
-        match &*self.keep {
-            Keep::Gpu { memory, .. } => Some(memory),
-            Keep::Memory(_) => None,
-        }
+    /// Those who hold the memory, this registration among them.
+    pub fn holders(&self) -> usize {
+        self.kept.holders()
     }
 
     /// The device that knows it.
@@ -194,31 +177,20 @@ impl Registration {
         unsafe { (*self.mr.as_ptr()).mem_desc }
     }
 
-    /// A range for an own operation, which must lie in it; and be writable, where the operation writes it. That of a
-    /// GPU is for the NIC alone.
-    pub(super) fn run(&self, offset: usize, len: usize, written: bool) -> Result<libc::iovec, HostError> {
-        match &*self.keep {
-            Keep::Memory(memory) if written => Ok(memory.recv_run(offset, len)?.as_iovec()),
-            Keep::Memory(memory) => Ok(memory.send_run(offset, len)?.as_iovec()),
-            Keep::Gpu { memory, .. } if written && !memory.writable() => Err(HostError::ReadOnlyMemory),
-            Keep::Gpu { memory, .. } => match offset.checked_add(len) {
-                Some(end) if end <= memory.len() => {
-                    Ok(libc::iovec { iov_base: (memory.addr() + offset) as *mut c_void, iov_len: len })
-                }
-                _ => Err(HostError::OutOfBounds { offset, len, size: memory.len() }),
-            },
-        }
+    /// A range for an own operation, which must lie in it; and be writable, where the operation writes it.
+    pub(super) fn run(&self, offset: usize, len: usize, op: RmaOp) -> Result<libc::iovec, HostError> {
+        Ok(libc::iovec { iov_base: self.kept.at(offset, len, op)? as *mut c_void, iov_len: len })
     }
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
         // SAFETY: taken once, here; no method runs after it.
-        let (mr, keep) = unsafe { (ManuallyDrop::take(&mut self.mr), ManuallyDrop::take(&mut self.keep)) };
+        let (mr, kept) = unsafe { (ManuallyDrop::take(&mut self.mr), ManuallyDrop::take(&mut self.kept)) };
         match mr.close() {
-            0 => drop(keep),
+            0 => drop(kept),
             // The NIC may still know the memory: it must never be used for anything else.
-            _ => std::mem::forget(keep),
+            _ => std::mem::forget(kept),
         }
     }
 }

@@ -403,8 +403,8 @@ impl Drop for PluginDevice {
         for conn in self.conns.keys().copied().collect::<Vec<_>>() {
             let ended = if self.is_busy(conn) { self.cancel(conn).map(drop) } else { self.close_conn(conn) };
             if let Err(error) = ended {
-                // What it may still touch stays where it is, and so does the device.
-                let left = std::mem::take(&mut self.operations);
+                // What it may still touch stays where it is, and so does the device. Others' are still to be cut.
+                let left: Vec<_> = self.operations.extract_if(|_, left| left.conn == conn).collect();
                 log::error!("{error}; the memory of {} operations stays lost", left.len());
                 std::mem::forget(left);
             }

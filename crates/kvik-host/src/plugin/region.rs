@@ -4,25 +4,19 @@ use super::abi;
 use super::device::{Opened, PluginDevice};
 use super::{PluginError, RmaOp};
 use crate::device::{DeviceKind, DeviceMemory};
-use crate::rma::Run;
+use crate::rma::{Kept, Run};
 use crate::{HostError, Memory};
 use std::ffi::c_void;
+use std::mem::ManuallyDrop;
 use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What must stay where it is while the device knows it.
-#[derive(Clone)]
-enum Kept {
-    Host(Arc<Memory>),
-    Device(Arc<dyn DeviceMemory>),
-}
-
 /// Memory that a device knows. It stays so while an operation on it is in flight.
 pub struct Region {
     at: NonNull<abi::kvik_nic_region>,
-    kept: Kept,
+    kept: ManuallyDrop<Kept>,
     key: u64,
     base: u64,
     device: Rc<Opened>,
@@ -88,13 +82,14 @@ impl PluginDevice {
         // SAFETY: an open device; what is told is read during the call, while `buffer` is open. The memory stays
         // allocated while `memory` lives, which the region keeps until it was removed.
         let code = unsafe { add(self.at(), &told, &mut made.at, &mut made.key, &mut made.base) };
-        self.made(code, &made, Kept::Device(memory))
+        self.made(code, &made, Kept::Device { _dmabuf: None, memory })
     }
 
     fn made(&self, code: i32, made: &Made, kept: Kept) -> Result<Rc<Region>, PluginError> {
         let what = "making memory known";
         self.opened().check(what, code)?;
         let at = NonNull::new(made.at).ok_or_else(|| self.plugin().wrong(what, "it gives no region"))?;
+        let kept = ManuallyDrop::new(kept);
         Ok(Rc::new(Region { at, kept, key: made.key, base: made.base, device: self.opened().clone() }))
     }
 }
@@ -112,10 +107,7 @@ impl Region {
 
     /// Those who hold the memory, this region among them.
     pub fn holders(&self) -> usize {
-        match &self.kept {
-            Kept::Host(memory) => Arc::strong_count(memory),
-            Kept::Device(memory) => Arc::strong_count(memory),
-        }
+        self.kept.holders()
     }
 
     /// Whether it is of this device.
@@ -130,29 +122,7 @@ impl Region {
 
     /// Where a run begins, which must lie in the memory; and be writable, where the operation writes it.
     pub(super) fn at(&self, run: &Run, op: RmaOp) -> Result<*mut c_void, HostError> {
-        let memory = match (&self.kept, op) {
-            (Kept::Host(memory), RmaOp::Read) => {
-                return Ok(memory.recv_run(run.offset, run.len)?.as_iovec().iov_base);
-            }
-            (Kept::Host(memory), RmaOp::Write) => {
-                return Ok(memory.send_run(run.offset, run.len)?.as_iovec().iov_base);
-            }
-            (Kept::Device(memory), _) => memory,
-        };
-        if op == RmaOp::Read && !memory.writable() {
-            return Err(HostError::ReadOnlyMemory);
-        }
-        match run.offset.checked_add(run.len) {
-            Some(end) if end <= memory.len() => Ok((memory.addr() + run.offset) as *mut c_void),
-            _ => Err(HostError::OutOfBounds { offset: run.offset, len: run.len, size: memory.len() }),
-        }
-    }
-
-    fn len(&self) -> usize {
-        match &self.kept {
-            Kept::Host(memory) => memory.len(),
-            Kept::Device(memory) => memory.len(),
-        }
+        Ok(self.kept.at(run.offset, run.len, op)? as *mut c_void)
     }
 }
 
@@ -161,10 +131,11 @@ impl Drop for Region {
         let device = &self.device;
         // SAFETY: an open device and a region of it, removed once; operations that are in flight keep it.
         let code = unsafe { (device.plugin.functions.region_remove)(device.at.as_ptr(), self.at.as_ptr()) };
-        if let Err(error) = device.check("removing memory", code) {
+        match device.check("removing memory", code) {
+            // SAFETY: dropped once, here; no method runs after it.
+            Ok(()) => unsafe { ManuallyDrop::drop(&mut self.kept) },
             // The device may still touch it, so nobody else may have it, ever.
-            std::mem::forget(self.kept.clone());
-            log::error!("{error}; {} bytes of memory stay lost", self.len());
+            Err(error) => log::error!("{error}; {} bytes of memory stay lost", self.kept.len()),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What comes back: requests in the order in which they were posted, immediates, and the end of a queue pair.
+//! What comes back: requests in the order in which they were posted, and the end of a queue pair.
 
 use super::RmaOp;
 use super::abi::{self, ibv_wc, ibv_wc_status};
@@ -27,9 +27,6 @@ impl Ring {
     pub fn take(&mut self, wc: &ibv_wc, into: &mut Vec<Completion>) {
         match Ring::kind_of(wc.wr_id) {
             Kind::Request(count) => self.take_request(count, wc, into),
-            Kind::Receive if wc.status == abi::IBV_WC_SUCCESS => self.take_immediate(wc, into),
-            // Receives come back in error when the queue pair has failed: often the first to tell.
-            Kind::Receive => self.fail_and_remember(),
             Kind::Last => {
                 self.return_rest(into);
                 self.stage = Stage::Drained;
@@ -86,19 +83,6 @@ impl Ring {
             status: status as i32,
             vendor,
             text,
-        }
-    }
-
-    fn take_immediate(&mut self, wc: &ibv_wc, into: &mut Vec<Completion>) {
-        // Nothing but writes with immediates is ever received: a peer that sends has no place to send to.
-        if wc.opcode != abi::IBV_WC_RECV_RDMA_WITH_IMM {
-            return self.fail_and_remember();
-        }
-        // SAFETY: numbers of the same size, whichever of them the device has written.
-        let value = u32::from_be(unsafe { wc.__bindgen_anon_1.imm_data });
-        into.push(Completion::Immediate { queue: self.id, value });
-        if self.stage == Stage::Connected && self.receive().is_err() {
-            self.fail_and_remember();
         }
     }
 }

@@ -82,7 +82,7 @@ impl Device {
             .into_iter()
             .find(|now| now.number == port.number)
             .ok_or_else(|| gone("the device has no such port any more"))?;
-        let gid = gid::choose(&port.gids, port.link, gid::Family::Any, Some(gid_index));
+        let gid = gid::choose(&port.gids, port.link, Some(gid_index));
         let gid = gid.map_err(|why| gone(&why))?.clone();
         let attr = port::attributes(verbs, &context, &name)?;
         let limits = Limits {

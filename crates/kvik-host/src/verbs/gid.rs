@@ -57,18 +57,6 @@ impl fmt::Display for GidKind {
     }
 }
 
-/// Which addresses are wanted of a RoCE port.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Family {
-    /// IPv4 before IPv6.
-    #[default]
-    Any,
-    /// IPv4 only.
-    V4,
-    /// IPv6 only.
-    V6,
-}
-
 /// An entry of a port's GID table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Gid {
@@ -118,7 +106,7 @@ pub(super) fn ip_of(raw: [u8; 16]) -> IpAddr {
 /// Chooses from a table: the entry at `index`, if the user names one. Otherwise on InfiniBand the first, and
 /// on Ethernet one that means something beyond the link, then RoCE v2, then IPv4. A text says why there is
 /// none.
-pub(super) fn choose(table: &[Gid], link: Link, family: Family, index: Option<u8>) -> Result<&Gid, String> {
+pub(super) fn choose(table: &[Gid], link: Link, index: Option<u8>) -> Result<&Gid, String> {
     let index = match (index, link) {
         (Some(index), _) => Some(index),
         (None, Link::InfiniBand) => Some(0),
@@ -128,20 +116,10 @@ pub(super) fn choose(table: &[Gid], link: Link, family: Family, index: Option<u8
         let found = table.iter().find(|gid| gid.index == index);
         return found.ok_or_else(|| format!("there is no GID at index {index}; the table: {}", list(table)));
     }
-    let of_family = |gid: &&Gid| match family {
-        Family::Any => true,
-        Family::V4 => gid.ip().is_ipv4(),
-        Family::V6 => gid.ip().is_ipv6(),
-    };
     let rank = |gid: &&Gid| (gid.is_link_local(), gid.kind != GidKind::RoceV2, gid.ip().is_ipv6(), gid.index);
-    table.iter().filter(of_family).min_by_key(rank).ok_or_else(|| {
-        let wanted = match family {
-            Family::Any => "GID",
-            Family::V4 => "IPv4 GID",
-            Family::V6 => "IPv6 GID",
-        };
+    table.iter().min_by_key(rank).ok_or_else(|| {
         format!(
-            "there is no {wanted}; give the network interface an address, or name an index; the table: {}",
+            "there is no GID; give the network interface an address, or name an index; the table: {}",
             list(table)
         )
     })
@@ -180,32 +158,30 @@ mod tests {
         ]
     }
 
-    fn chosen(table: &[Gid], family: Family, index: Option<u8>) -> Result<u8, String> {
-        choose(table, Link::Ethernet, family, index).map(|gid| gid.index)
+    fn chosen(table: &[Gid], index: Option<u8>) -> Result<u8, String> {
+        choose(table, Link::Ethernet, index).map(|gid| gid.index)
     }
 
     #[test]
     fn version_two_and_ipv4_come_first() {
-        assert_eq!(chosen(&roce(), Family::Any, None), Ok(3));
-        assert_eq!(chosen(&roce(), Family::V4, None), Ok(3));
-        assert_eq!(chosen(&roce(), Family::V6, None), Ok(5));
-        assert_eq!(chosen(&roce()[..3], Family::Any, None), Ok(2), "version 1 before link-local");
-        assert_eq!(chosen(&roce()[4..], Family::Any, None), Ok(5));
+        assert_eq!(chosen(&roce(), None), Ok(3));
+        assert_eq!(chosen(&roce()[..3], None), Ok(2), "version 1 before link-local");
+        assert_eq!(chosen(&roce()[4..], None), Ok(5));
     }
 
     #[test]
     fn link_local_ones_are_taken_only_where_there_is_nothing_else() {
-        assert_eq!(chosen(&roce()[..2], Family::Any, None), Ok(1));
+        assert_eq!(chosen(&roce()[..2], None), Ok(1));
         let table = [gid(0, "169.254.3.4", GidKind::RoceV2), gid(1, "2001:db8::7", GidKind::RoceV1)];
-        assert_eq!(chosen(&table, Family::Any, None), Ok(1));
+        assert_eq!(chosen(&table, None), Ok(1));
     }
 
     #[test]
     fn an_index_is_taken_as_it_is() {
         for index in 0..6 {
-            assert_eq!(chosen(&roce(), Family::V6, Some(index)), Ok(index));
+            assert_eq!(chosen(&roce(), Some(index)), Ok(index));
         }
-        let error = chosen(&roce(), Family::Any, Some(9)).unwrap_err();
+        let error = chosen(&roce(), Some(9)).unwrap_err();
         for word in ["index 9", "3: 10.0.0.7 RoCE v2 (eth0)", "0: fe80::1 RoCE v1 (eth0)"] {
             assert!(error.contains(word), "{word} in: {error}");
         }
@@ -213,18 +189,14 @@ mod tests {
 
     #[test]
     fn what_is_missing_is_said_with_the_table() {
-        let error = chosen(&roce()[..4], Family::V6, None);
-        assert_eq!(error, Ok(1), "a link-local one where the family has nothing else");
-        let error = chosen(&roce()[2..4], Family::V6, None).unwrap_err();
-        assert!(error.contains("no IPv6 GID") && error.contains("2: 10.0.0.7 RoCE v1"), "{error}");
-        let error = chosen(&[], Family::Any, None).unwrap_err();
+        let error = chosen(&[], None).unwrap_err();
         assert!(error.contains("no GID") && error.contains("empty"), "{error}");
     }
 
     #[test]
     fn on_infiniband_it_is_the_first() {
         let table = [gid(0, "fe80::2:c903:0:1", GidKind::InfiniBand), gid(1, "fd00::1", GidKind::InfiniBand)];
-        let index = |index| choose(&table, Link::InfiniBand, Family::Any, index).map(|gid| gid.index);
+        let index = |index| choose(&table, Link::InfiniBand, index).map(|gid| gid.index);
         assert_eq!((index(None), index(Some(1))), (Ok(0), Ok(1)));
     }
 

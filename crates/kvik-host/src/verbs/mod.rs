@@ -34,10 +34,10 @@ pub use crate::rma::{Posted, RmaOp};
 pub use address::{AddressError, QueueAddress};
 pub use device::Device;
 pub use event::Event;
-pub use gid::{Family, Gid, GidKind};
+pub use gid::{Gid, GidKind};
 pub use port::{Found, Link, Port, PortState, rank};
-pub use queue::{Queue, QueueOptions};
-pub use registration::{Access, Registration};
+pub use queue::Queue;
+pub use registration::Registration;
 pub use ring::{Completion, Piece, QueueId, RequestError, Rma};
 
 use crate::library::{Library, LibraryError, Wanted, text};

@@ -1,7 +1,7 @@
 //! Ports: what the library, and where it is silent the kernel's files, say of them.
 
 use super::abi::{self, ibv_context, ibv_port_attr};
-use super::gid::{self, Family, Gid, GidKind};
+use super::gid::{self, Gid, GidKind};
 use super::{Object, Verbs, VerbsError, number};
 use crate::library::text;
 use std::ffi::{c_char, c_int};
@@ -71,13 +71,12 @@ pub struct Found {
 
 impl Port {
     /// Chooses a GID: the one at `index`, if the user names one; otherwise on InfiniBand the first, on
-    /// Ethernet RoCE v2 before v1 and IPv4 before IPv6, and a link-local one only where there is nothing else
-    /// of the family.
+    /// Ethernet RoCE v2 before v1 and IPv4 before IPv6, and a link-local one only where there is nothing else.
     ///
     /// # Errors
     /// There is none; the text has the table.
-    pub fn choose_gid(&self, family: Family, index: Option<u8>) -> Result<&Gid, VerbsError> {
-        gid::choose(&self.gids, self.link, family, index)
+    pub fn choose_gid(&self, index: Option<u8>) -> Result<&Gid, VerbsError> {
+        gid::choose(&self.gids, self.link, index)
             .map_err(|why| VerbsError::own(format!("choosing a GID of {self}"), why))
     }
 }

@@ -21,33 +21,13 @@ const TIMEOUT: u8 = 14;
 /// long for each (InfiniBand's specification, 9.7.6.1.3), which makes about 2 s until a peer that is gone is
 /// an error. 7, the most there is, would be for ever on soft-RoCE: the kernel's driver takes it for that.
 const RETRIES: u8 = 6;
-/// Where there is no place for an immediate, the peer asks again after 163.84 ms (the code 28) ...
+/// Nothing is received here, and no kvik sends: a peer that does asks again after 163.84 ms (the code 28) ...
 const NOT_READY_TIMER: u8 = 28;
-/// ... as many times, about 1 s. 7 would be for ever: a peer whose thread does not move is an error, too.
+/// ... as many times, about 1 s. 7 would be for ever.
 const NOT_READY_RETRIES: u8 = 6;
 /// Routers that a packet may pass; those of one data centre are fewer.
 const HOPS: u8 = 64;
 const BITS_24: u32 = (1 << 24) - 1;
-
-/// What a queue pair is made for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct QueueOptions {
-    /// Requests that may be in flight. The device's own bound holds beside it.
-    pub depth: usize,
-    /// Immediates of the peer that may come between two calls of [`Device::poll`]. A peer that sends more is
-    /// told to wait, and after about 1 s its queue pair fails.
-    pub immediates: usize,
-    /// The service level (InfiniBand), or the priority of frames (RoCE), 0 to 7 or 15.
-    pub service_level: u8,
-    /// The traffic class of packets: for RoCE v2, DSCP times 4, as the network's lossless class wants it.
-    pub traffic_class: u8,
-}
-
-impl Default for QueueOptions {
-    fn default() -> QueueOptions {
-        QueueOptions { depth: 128, immediates: 0, service_level: 0, traffic_class: 0 }
-    }
-}
 
 /// One queue pair. When it is closed, or dropped, nothing of it touches memory any more, and requests that had not
 /// come back do so with the next [`Device::poll`], as flushed.
@@ -56,28 +36,22 @@ pub struct Queue {
     /// None from when it was ended.
     qp: Option<Object<ibv_qp>>,
     device: Rc<Device>,
-    options: QueueOptions,
-    /// Places in the completion queue.
-    places: usize,
+    depth: usize,
     first_packet: u32,
 }
 
 impl Queue {
-    /// Makes a queue pair that is not connected.
+    /// Makes a queue pair that is not connected. `depth` bounds its requests in flight, beside the device's own bound.
     ///
     /// # Errors
     /// The device's, by the step that failed.
-    pub fn open(device: &Rc<Device>, options: &QueueOptions) -> Result<Queue, VerbsError> {
-        let mut options = *options;
-        options.depth = options.depth.min(device.limits.requests).clamp(1, 1 << 15);
-        options.immediates = options.immediates.min(device.limits.requests).min(1 << 15);
-        // And one for the request that tells of the end.
-        let places = options.depth + 1 + options.immediates;
-        device.promise(places)?;
-        Queue::make(device, options, places).inspect_err(|_| device.give_back(places))
+    pub fn open(device: &Rc<Device>, depth: usize) -> Result<Queue, VerbsError> {
+        let depth = depth.min(device.limits.requests).clamp(1, 1 << 15);
+        device.promise(places(depth))?;
+        Queue::make(device, depth).inspect_err(|_| device.give_back(places(depth)))
     }
 
-    fn make(device: &Rc<Device>, options: QueueOptions, places: usize) -> Result<Queue, VerbsError> {
+    fn make(device: &Rc<Device>, depth: usize) -> Result<Queue, VerbsError> {
         let what = || format!("making a queue pair of {}", device.port);
         let mut random = [0u8; 4];
         getrandom::fill(&mut random).map_err(|error| VerbsError::own(what(), error.to_string()))?;
@@ -86,8 +60,7 @@ impl Queue {
             send_cq: device.cq(),
             recv_cq: device.cq(),
             cap: ibv_qp_cap {
-                max_send_wr: options.depth as u32 + 1,
-                max_recv_wr: options.immediates as u32,
+                max_send_wr: places(depth) as u32,
                 max_send_sge: pieces as u32,
                 ..ibv_qp_cap::default()
             },
@@ -99,7 +72,6 @@ impl Queue {
         // device is kept.
         let qp = unsafe { Object::new((table.create_qp)(device.pd.as_ptr(), &mut init), table.destroy_qp) };
         let qp = qp.map_err(|number| {
-            let depth = options.depth;
             VerbsError::os(what(), number).hint(&format!(
                 "it was asked for {depth} requests of {pieces} pieces; a smaller depth needs less of the \
                  device's memory"
@@ -109,11 +81,11 @@ impl Queue {
         let id = device.next_id()?;
         let place = device.port.to_string();
         let longest = u64::from(device.port.longest);
-        let ring = Ring::new(id, qp.at, (&device.verbs, place), (options.depth, pieces), longest);
+        let ring = Ring::new(id, qp.at, (&device.verbs, place), (depth, pieces), longest);
         let ring = Rc::new(RefCell::new(ring));
         device.rings.borrow_mut().insert(id, ring.clone());
         let first_packet = u32::from_le_bytes(random) & BITS_24;
-        Ok(Queue { ring, qp: Some(qp), device: device.clone(), options, places, first_packet })
+        Ok(Queue { ring, qp: Some(qp), device: device.clone(), depth, first_packet })
     }
 
     /// Which of the device's it is.
@@ -163,10 +135,6 @@ impl Queue {
     }
 
     fn make_ready(&self, peer: &QueueAddress) -> Result<(), VerbsError> {
-        // Before the peer may write: its first immediate needs a place.
-        for _ in 0..self.options.immediates {
-            self.ring.borrow_mut().receive()?;
-        }
         let own = self.address();
         let mut attr = ibv_qp_attr {
             qp_state: abi::IBV_QPS_RTR,
@@ -231,12 +199,11 @@ impl Queue {
             flow_label: 0,
             sgid_index: self.device.gid_index.get(),
             hop_limit: HOPS,
-            traffic_class: self.options.traffic_class,
+            traffic_class: 0,
         };
         ibv_ah_attr {
             grh: if routed { route } else { ibv_global_route::default() },
             dlid: peer.lid,
-            sl: self.options.service_level,
             is_global: u8::from(routed),
             port_num: self.device.port.number,
             ..ibv_ah_attr::default()
@@ -255,7 +222,7 @@ impl Queue {
                     "the kernel finds no way to the peer's GID from the interface of the own one: check \
                      routes, VLANs and the GID index on both sides",
                 ),
-                libc::EINVAL => error.hint("the GID, the service level or the MTU does not fit the port"),
+                libc::EINVAL => error.hint("the GID or the MTU does not fit the port"),
                 _ => error,
             }
         })
@@ -276,19 +243,9 @@ impl Queue {
         self.ring.borrow().waiting()
     }
 
-    /// Requests that may be in flight.
-    pub fn depth(&self) -> usize {
-        self.options.depth
-    }
-
     /// Pieces that a request may have.
     pub fn max_pieces(&self) -> usize {
         self.ring.borrow().max_pieces
-    }
-
-    /// Bytes that a request may have.
-    pub fn longest(&self) -> u64 {
-        self.ring.borrow().longest
     }
 
     /// Gathers a request: [`Queue::flush`] posts what was gathered. [`Posted::Full`] where as many are under
@@ -298,10 +255,18 @@ impl Queue {
     /// A range is not in its memory, the request is none that the device takes, or the queue pair is not
     /// connected or has failed. Nothing was gathered then.
     pub fn post(&mut self, rma: &Rma<'_>) -> Result<Posted, HostError> {
+        let no = |text: String| Err(HostError::InvalidArgument(text));
+        let (count, most) = (rma.pieces.len(), self.max_pieces());
+        if count == 0 || count > most {
+            return no(format!("a request of {count} pieces where 1 to {most} are possible"));
+        }
+        // To some devices a length of zero means 2^31 bytes.
+        if rma.pieces.iter().any(|piece| piece.len == 0) {
+            return no("a request with an empty piece".into());
+        }
         // Keys of another device would be refused there, or name other memory here.
         if rma.pieces.iter().any(|piece| !piece.memory.is_of(&self.device)) {
-            let text = format!("a request to {} with memory that another device knows", self.device.port);
-            return Err(HostError::InvalidArgument(text));
+            return no(format!("a request to {} with memory that another device knows", self.device.port));
         }
         self.ring.borrow_mut().gather(rma)
     }
@@ -358,7 +323,7 @@ impl Queue {
         }
         self.ring.borrow_mut().return_rest(&mut self.device.stash.borrow_mut());
         if polled.is_ok() {
-            self.device.give_back(self.places);
+            self.device.give_back(places(self.depth));
         }
         Ok(())
     }
@@ -375,7 +340,12 @@ impl Queue {
     }
 }
 
-/// To the state in which receives may be posted, and peers reach nothing yet.
+/// Places in the queues: one is for the request that tells of the end.
+fn places(depth: usize) -> usize {
+    depth + 1
+}
+
+/// To the state in which peers reach nothing yet.
 fn initialise(device: &Device, qp: &Object<ibv_qp>) -> Result<(), VerbsError> {
     let access = abi::IBV_ACCESS_REMOTE_READ | abi::IBV_ACCESS_REMOTE_WRITE;
     let mut attr = ibv_qp_attr {

@@ -5,7 +5,7 @@
 //! its error state, one more request is posted, which asks: when it comes back, all before it have ended.
 
 use super::abi::ibv_send_wr__bindgen_ty_2__bindgen_ty_1 as Remote;
-use super::abi::{self, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_sge};
+use super::abi::{self, ibv_qp, ibv_qp_attr, ibv_send_wr, ibv_sge};
 use super::registration::Registration;
 use super::{Posted, RmaOp, Verbs, VerbsError, number};
 use crate::HostError;
@@ -30,13 +30,6 @@ pub enum Completion {
         token: u64,
         /// Whether the bytes were moved.
         result: Result<(), RequestError>,
-    },
-    /// All bytes of a peer's write lie here, and of those before it.
-    Immediate {
-        /// By which it came.
-        queue: QueueId,
-        /// The peer's number.
-        value: u32,
     },
     /// A queue pair that has failed has no request in flight any more, and touches no memory: see
     /// [`super::Queue::is_drained`].
@@ -98,8 +91,6 @@ pub struct Rma<'a> {
     pub rkey: u32,
     /// Given back with the completion.
     pub token: u64,
-    /// With a write: a number that the peer is told once all of it lies there.
-    pub immediate: Option<u32>,
 }
 
 /// A request that has not come back.
@@ -127,13 +118,11 @@ pub(super) enum Stage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Request(u32),
-    Receive,
     Last,
 }
 
 /// Numbers of requests count in 24 bits, which is more than a send queue holds.
 const COUNT: u32 = (1 << 24) - 1;
-const RECEIVE: u32 = 1 << 24;
 const LAST: u32 = 1 << 25;
 
 pub(super) struct Ring {
@@ -197,7 +186,6 @@ impl Ring {
     pub fn kind_of(wr_id: u64) -> Kind {
         match wr_id as u32 {
             LAST => Kind::Last,
-            RECEIVE => Kind::Receive,
             count => Kind::Request(count & COUNT),
         }
     }
@@ -229,7 +217,7 @@ impl Ring {
         }
         let begin = self.pieces.len();
         for piece in rma.pieces {
-            match piece.memory.at(piece.offset, piece.len, rma.op == RmaOp::Read) {
+            match piece.memory.at(piece.offset, piece.len, rma.op) {
                 Ok(addr) => {
                     // Of at most `longest` bytes together, which is an u32.
                     let (length, lkey) = (piece.len as u32, piece.memory.lkey());
@@ -253,12 +241,10 @@ impl Ring {
         self.gathered.push(ibv_send_wr {
             wr_id: self.number(count),
             num_sge: rma.pieces.len() as c_int,
-            opcode: match (rma.op, rma.immediate) {
-                (RmaOp::Read, _) => abi::IBV_WR_RDMA_READ,
-                (RmaOp::Write, None) => abi::IBV_WR_RDMA_WRITE,
-                (RmaOp::Write, Some(_)) => abi::IBV_WR_RDMA_WRITE_WITH_IMM,
+            opcode: match rma.op {
+                RmaOp::Read => abi::IBV_WR_RDMA_READ,
+                RmaOp::Write => abi::IBV_WR_RDMA_WRITE,
             },
-            __bindgen_anon_1: abi::ibv_send_wr__bindgen_ty_1 { imm_data: rma.immediate.unwrap_or(0).to_be() },
             wr: abi::ibv_send_wr__bindgen_ty_2 { rdma: Remote { remote_addr: rma.remote, rkey: rma.rkey } },
             ..ibv_send_wr::default()
         });
@@ -278,17 +264,6 @@ impl Ring {
                     VerbsError::own(format!("posting to a queue pair of {}", self.place), text).into()
                 );
             }
-        }
-        if rma.immediate.is_some() && rma.op == RmaOp::Read {
-            return no("only a write carries an immediate".into());
-        }
-        let most = self.max_pieces;
-        if rma.pieces.len() > most || (rma.pieces.is_empty() && rma.immediate.is_none()) {
-            return no(format!("a request of {} pieces where 1 to {most} are possible", rma.pieces.len()));
-        }
-        // To some devices a length of zero means 2^31 bytes.
-        if rma.pieces.iter().any(|piece| piece.len == 0) {
-            return no("a request with an empty piece".into());
         }
         let len = rma.pieces.iter().fold(0u64, |sum, piece| sum.saturating_add(piece.len as u64));
         if len > self.longest || rma.remote.checked_add(len).is_none() {
@@ -352,18 +327,6 @@ impl Ring {
             wr.next = if index == last { ptr::null_mut() } else { first.wrapping_add(index + 1) };
         }
         first
-    }
-
-    /// Gives the peer's writes a place for their immediates.
-    pub fn receive(&mut self) -> Result<(), VerbsError> {
-        let (wr_id, mut refused) = (self.number(RECEIVE), ptr::null_mut());
-        let mut wr = ibv_recv_wr { wr_id, ..ibv_recv_wr::default() };
-        let qp = self.qp.as_ptr();
-        // SAFETY: an open queue pair, and a request without bytes that is copied during the call.
-        let code = unsafe { ((*(*qp).context).ops.post_recv)(qp, &mut wr, &mut refused) };
-        number(code).map_err(|code| {
-            VerbsError::os(format!("posting a receive to a queue pair of {}", self.place), code)
-        })
     }
 
     /// Takes the queue pair to its error state: the peer reaches nothing through it any more, and what it had
@@ -465,12 +428,7 @@ mod tests {
     fn numbers_of_requests_say_whose_and_which() {
         let id = 0xFFFF_FFFFu32;
         let number = |low: u32| u64::from(id) << 32 | u64::from(low);
-        for (low, kind) in [
-            (0, Kind::Request(0)),
-            (COUNT, Kind::Request(COUNT)),
-            (RECEIVE, Kind::Receive),
-            (LAST, Kind::Last),
-        ] {
+        for (low, kind) in [(0, Kind::Request(0)), (COUNT, Kind::Request(COUNT)), (LAST, Kind::Last)] {
             assert_eq!((Ring::id_of(number(low)), Ring::kind_of(number(low))), (id, kind));
         }
     }

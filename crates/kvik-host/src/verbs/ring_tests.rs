@@ -1,7 +1,7 @@
 //! The order of requests, and who asks for a completion, with a device that only writes down what it was
 //! given.
 
-use super::abi::{self, ibv_context, ibv_qp, ibv_qp_attr, ibv_recv_wr, ibv_send_wr, ibv_wc};
+use super::abi::{self, ibv_context, ibv_qp, ibv_qp_attr, ibv_send_wr, ibv_wc};
 use super::ring::{Ring, Rma, Stage};
 use super::{Completion, Posted, RmaOp, Table, Verbs};
 use crate::library::Library;
@@ -48,8 +48,12 @@ unsafe extern "C" fn post_send(
     0
 }
 
-unsafe extern "C" fn post_recv(_: *mut ibv_qp, _: *mut ibv_recv_wr, _: *mut *mut ibv_recv_wr) -> c_int {
-    0
+unsafe extern "C" fn never_receive(
+    _: *mut ibv_qp,
+    _: *mut abi::ibv_recv_wr,
+    _: *mut *mut abi::ibv_recv_wr,
+) -> c_int {
+    unreachable!("nothing is received")
 }
 
 unsafe extern "C" fn modify_qp(_: *mut ibv_qp, attr: *mut ibv_qp_attr, _: c_int) -> c_int {
@@ -78,7 +82,7 @@ fn ring(depth: usize) -> Ring {
         (&raw mut (*context).ops.poll_cq).write(never_poll);
         (&raw mut (*context).ops.req_notify_cq).write(never_arm);
         (&raw mut (*context).ops.post_send).write(post_send);
-        (&raw mut (*context).ops.post_recv).write(post_recv);
+        (&raw mut (*context).ops.post_recv).write(never_receive);
     }
     let qp = Box::new(ibv_qp { context, ..ibv_qp::default() });
     let library = Library::open(super::LIBIBVERBS, None).unwrap();
@@ -90,9 +94,9 @@ fn ring(depth: usize) -> Ring {
     ring
 }
 
-/// A write without bytes, which an immediate makes possible.
+/// A write without bytes, which only [`super::Queue::post`] refuses.
 fn gather(ring: &mut Ring, token: u64) -> Posted {
-    let rma = Rma { op: RmaOp::Write, pieces: &[], remote: 0, rkey: 0, token, immediate: Some(1) };
+    let rma = Rma { op: RmaOp::Write, pieces: &[], remote: 0, rkey: 0, token };
     ring.gather(&rma).unwrap()
 }
 
@@ -110,7 +114,6 @@ fn take(ring: &mut Ring, wc: &ibv_wc) -> Vec<(u64, i32)> {
                 (token, result.map_or_else(|error| error.status, |()| 0))
             }
             Completion::Drained { .. } => (u64::MAX, -1),
-            Completion::Immediate { value, .. } => (value.into(), -2),
         })
         .collect()
 }
@@ -189,23 +192,7 @@ fn a_chain_that_the_device_takes_in_part_comes_back_whole() {
     let error = ring.fail().unwrap_err();
     assert!(error.to_string().contains("only its end stops it"), "{error}");
     assert_eq!(ring.in_flight(), 3);
-    assert!(
-        ring.gather(&Rma { op: RmaOp::Write, pieces: &[], remote: 0, rkey: 0, token: 0, immediate: Some(1) })
-            .is_err()
-    );
-}
-
-#[test]
-fn what_a_peer_sends_is_an_immediate_or_the_end() {
-    let mut ring = ring(4);
-    let value = abi::ibv_wc__bindgen_ty_1 { imm_data: 7u32.to_be() };
-    let opcode = abi::IBV_WC_RECV_RDMA_WITH_IMM;
-    let receive = ibv_wc { opcode, __bindgen_anon_1: value, ..wc(5 << 32 | 1 << 24, 0) };
-    assert_eq!(take(&mut ring, &receive), [(7, -2)]);
-    assert_eq!(ring.stage, Stage::Connected);
-    // A plain send.
-    assert_eq!(take(&mut ring, &ibv_wc { opcode: 128, ..receive }), []);
-    assert_eq!(ring.stage, Stage::Failing);
+    assert!(ring.gather(&Rma { op: RmaOp::Write, pieces: &[], remote: 0, rkey: 0, token: 0 }).is_err());
 }
 
 #[test]

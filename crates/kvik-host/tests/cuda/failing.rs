@@ -19,7 +19,7 @@ alone!(a_lost_context_fails_everything_by_name, [], |control| {
     let (memory, staging) = (registered(&app, 1 << 16), pinned(1 << 16));
     let mut stream = Stream::new(memory.device()).unwrap();
     control.say("stall");
-    stream.from_device(&staging, 0, &memory, 0, 4096).unwrap();
+    stream.gather(&staging, 0, &memory, &[(0, 4096)]).unwrap();
     let mut mark = stream.mark().unwrap();
     let flag = Arc::new(EventFd::new().unwrap());
     stream.tell(&flag).unwrap();
@@ -31,9 +31,9 @@ alone!(a_lost_context_fails_everything_by_name, [], |control| {
     let began = Instant::now();
     let errors = [
         mark.wait(&mut stream, LIMIT).unwrap_err(),
-        stream.from_device(&staging, 0, &memory, 0, 16).unwrap_err(),
-        stream.to_device(&memory, 0, &staging, 0, 16).unwrap_err(),
-        stream.between(&memory, 0, &memory, 16, 16).unwrap_err(),
+        stream.gather(&staging, 0, &memory, &[(0, 16)]).unwrap_err(),
+        stream.scatter(&memory, &[(0, 16)], &staging, 0).unwrap_err(),
+        stream.between(&memory, &memory, &[(0, 16, 16)]).unwrap_err(),
         stream.mark().map(|_: Mark| ()).unwrap_err(),
         stream.tell(&flag).unwrap_err(),
         stream.after_default().unwrap_err(),
@@ -64,7 +64,7 @@ alone!(a_wait_is_woken_by_the_loss, [], |control: Control| {
     let (memory, staging) = (registered(&app, 1 << 16), pinned(1 << 16));
     let mut stream = Stream::new(memory.device()).unwrap();
     control.say("stall");
-    stream.from_device(&staging, 0, &memory, 0, 4096).unwrap();
+    stream.gather(&staging, 0, &memory, &[(0, 4096)]).unwrap();
     let mut mark = stream.mark().unwrap();
     let loss = std::thread::spawn(move || {
         super::until("the wait", || control.count("cuStreamAddCallback") > 0);
@@ -83,9 +83,9 @@ alone!(streams_with_copies_of_a_lost_context_are_dropped_at_once, [], |control: 
     let device = memory.device().clone();
     let mut stream = Stream::new(&device).unwrap();
     control.say("stall");
-    stream.from_device(&staging, 0, &memory, 0, 4096).unwrap();
+    stream.gather(&staging, 0, &memory, &[(0, 4096)]).unwrap();
     let left = stream.mark().unwrap();
-    stream.from_device(&staging, 0, &memory, 4096, 4096).unwrap();
+    stream.gather(&staging, 0, &memory, &[(4096, 4096)]).unwrap();
     drop(left);
     assert_eq!(device.settle(), 1);
     control.say("poison device=0 code=719");

@@ -2,8 +2,7 @@
 
 use super::{LIMIT, SLOW, alone, nothing_is_left, out, pattern, pinned, registered, standin, until};
 use crate::standin::{App, Control};
-use kvik_host::cuda::{Cuda, GpuMemory, PeerGpu, Pinned, Stream, Way};
-use kvik_host::{HugePages, Memory};
+use kvik_host::cuda::{Cuda, GpuMemory, Stream, Way};
 use std::sync::Arc;
 
 const FAST: (&str, &str) = ("KVIK_STANDIN_CUDA_FAULTS", "delay micros=0");
@@ -128,20 +127,20 @@ alone!(pieces_within_a_device_and_from_a_second_one, [FAST], |control| {
     let mut stream = Stream::new(from.device()).unwrap();
     for (into, launches) in [(&near, 1), (&there, 1)] {
         control.poke(into.addr(), &before);
-        stream.between_pieces(into, &from, &pieces).unwrap();
+        stream.between(into, &from, &pieces).unwrap();
         finish(&mut stream);
         assert!(control.peek(into.addr(), len) == want, "{into:?}");
         assert_eq!(control.count("cuLaunchKernel"), launches);
     }
     // Nor by a stream of a third device, which reaches neither.
     let mut others = Stream::new(there.device()).unwrap();
-    others.between_pieces(&near, &from, &pieces).unwrap();
+    others.between(&near, &from, &pieces).unwrap();
     finish(&mut others);
     assert_eq!(control.count("cuLaunchKernel"), 1);
     // A few are enough.
     let before = ways(control);
-    stream.between_pieces(&near, &from, &pieces[..3]).unwrap();
-    stream.between_pieces(&near, &from, &pieces[10..14]).unwrap();
+    stream.between(&near, &from, &pieces[..3]).unwrap();
+    stream.between(&near, &from, &pieces[10..14]).unwrap();
     finish(&mut stream);
     assert_eq!((ways(control).0 - before.0, ways(control).1 - before.1), (1, 3));
 });
@@ -161,20 +160,6 @@ alone!(memory_that_moves_stays_with_the_copy_engine, [FAST], |control| {
     assert_eq!(ways(control).0, 2);
 });
 
-alone!(memory_of_the_host_that_was_locked_where_it_is, [FAST], |control| {
-    let app = Arc::new(App::on(0));
-    let memory = registered(&app, room(100, PAGE));
-    let shared = Arc::new(Memory::shared(100 * PAGE, HugePages::Auto).unwrap());
-    let staging = Arc::new(Pinned::lock(memory.device(), shared).unwrap());
-    let bytes = pattern(memory.len(), 8);
-    control.poke(memory.addr(), &bytes);
-    let mut stream = Stream::new(memory.device()).unwrap();
-    stream.gather(&staging, 0, &memory, &pieces(100, PAGE)).unwrap();
-    finish(&mut stream);
-    assert!(out(&staging, 0, 100 * PAGE) == packed(&bytes, &pieces(100, PAGE)));
-    assert_eq!(ways(control), (1, 0));
-});
-
 alone!(a_kernel_comes_behind_what_its_stream_was_given_and_marks_behind_it, [SLOW], |control| {
     let app = Arc::new(App::on(0));
     let (memory, staging) = (registered(&app, room(200, PAGE)), pinned(200 * PAGE));
@@ -191,10 +176,10 @@ alone!(a_kernel_comes_behind_what_its_stream_was_given_and_marks_behind_it, [SLO
     assert!(out(&staging, 0, 200 * PAGE) == vec![7; 200 * PAGE]);
     // Behind a copy of the stream's own, and a copy behind it.
     staging.memory().copy_in(0, &vec![9; 200 * PAGE]).unwrap();
-    stream.to_device(&memory, 0, &staging, 0, 100 * PAGE).unwrap();
+    stream.scatter(&memory, &[(0, 100 * PAGE)], &staging, 0).unwrap();
     stream.scatter(&memory, &pieces(200, PAGE), &staging, 0).unwrap();
     let second = pinned(memory.len());
-    stream.from_device(&second, 0, &memory, 0, memory.len()).unwrap();
+    stream.gather(&second, 0, &memory, &[(0, memory.len())]).unwrap();
     finish(&mut stream);
     let mut want = vec![7; memory.len()];
     want[..100 * PAGE].fill(9);
@@ -361,13 +346,13 @@ const HANDLE: &str = "KVIK_TEST_CUDA_KERNEL_HANDLE";
 fn peer(control: Control, handle: &str) {
     let byte = |at: usize| u8::from_str_radix(&handle[2 * at..2 * at + 2], 16).unwrap();
     let handle = kvik_host::cuda::IpcHandle::decode(&std::array::from_fn(byte));
-    let peer = PeerGpu::open(&handle).unwrap();
-    let len = peer.memory().len();
-    let own = Arc::new(GpuMemory::alloc(peer.memory().device(), len).unwrap());
+    let theirs = Arc::new(GpuMemory::open(&handle, Box::new(())).unwrap());
+    let len = theirs.len();
+    let own = Arc::new(GpuMemory::alloc(theirs.device(), len).unwrap());
     let pieces: Vec<(usize, usize, usize)> =
         pieces(100, PAGE).into_iter().map(|(at, len)| (at, at, len)).collect();
     let mut stream = Stream::new(own.device()).unwrap();
-    stream.between_pieces(&own, peer.memory(), &pieces).unwrap();
+    stream.between(&own, &theirs, &pieces).unwrap();
     finish(&mut stream);
     let bytes = pattern(len, 7);
     for (at, _, len) in pieces {

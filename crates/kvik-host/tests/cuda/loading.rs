@@ -93,7 +93,7 @@ alone!(a_forked_child_is_refused_and_touches_nothing, [], |control| {
     let staging = Arc::new(Pinned::new(memory.device(), 4096).unwrap());
     let mut stream = Stream::new(memory.device()).unwrap();
     control.say("stall");
-    stream.from_device(&staging, 0, &memory, 0, 4096).unwrap();
+    stream.gather(&staging, 0, &memory, &[(0, 4096)]).unwrap();
     let mut mark = Some(stream.mark().unwrap());
     let mut stream = Some(stream);
     // The stand-in ends a child that calls it.
@@ -106,7 +106,7 @@ alone!(a_forked_child_is_refused_and_touches_nothing, [], |control| {
             forked(cuda.place_of(memory.addr()).unwrap_err()),
             forked(memory.copy_in(0, &[1]).unwrap_err()),
             forked(memory.copy_out(0, &mut [1]).unwrap_err()),
-            forked(own.from_device(&staging, 0, &memory, 0, 16).unwrap_err()),
+            forked(own.gather(&staging, 0, &memory, &[(0, 16)]).unwrap_err()),
             forked(own.mark().unwrap_err()),
             forked(mine.is_done().unwrap_err()),
             forked(memory.export().unwrap_err()),

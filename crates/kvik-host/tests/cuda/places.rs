@@ -2,8 +2,8 @@
 
 use super::{alone, pattern, pinned, registered, until};
 use crate::standin::App;
+use kvik_host::HostError;
 use kvik_host::cuda::{Cuda, Device, GpuMemory, Kind, Pinned};
-use kvik_host::{HostError, HugePages, Memory};
 use std::sync::Arc;
 
 fn refusal(addr: usize, len: usize) -> String {
@@ -99,18 +99,8 @@ alone!(blocking_copies_come_behind_the_default_stream_and_are_done, [super::SLOW
     assert!(memory.copy_in(usize::MAX, &[0]).is_err() && memory.check(1 << 16, 0).is_ok());
 });
 
-alone!(memory_of_the_host_is_locked_and_unlocked_once, [], |control| {
+alone!(page_locked_memory_is_given_back_once, [], |control| {
     let device: Device = Cuda::get().unwrap().device(0).unwrap();
-    let memory = Arc::new(Memory::shared(1 << 16, HugePages::Never).unwrap());
-    let locked = Pinned::lock(&device, memory.clone()).unwrap();
-    assert_eq!((control.count("pinned"), locked.len()), (1, 1 << 16));
-    assert!(Arc::ptr_eq(locked.memory(), &memory) && locked.memory().fd().is_some());
-    let error = Pinned::lock(&device, memory.clone()).unwrap_err().to_string();
-    assert!(error.contains("already"), "{error}");
-    drop(locked);
-    assert_eq!(control.count("pinned"), 0);
-    memory.copy_in(0, b"still there").unwrap();
-    drop(Pinned::lock(&device, memory).unwrap());
     // Allocated memory outlives what it came with, as long as somebody has it.
     let allocated = Pinned::new(&device, 5000).unwrap();
     let bytes = allocated.memory().clone();

@@ -3,7 +3,7 @@
 use super::{LIMIT, SLOW, alone, nothing_is_left, out, pattern, pinned, registered, until};
 use crate::standin::{self, App};
 use kvik_host::HostError;
-use kvik_host::cuda::{Cuda, GpuMemory, IpcHandle, PeerGpu, Stream};
+use kvik_host::cuda::{Cuda, GpuMemory, IpcHandle, Stream};
 use std::io::{Read, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::sync::Arc;
@@ -80,25 +80,29 @@ fn given() -> Option<IpcHandle> {
     Some(IpcHandle::decode(&std::array::from_fn(byte)))
 }
 
+fn opened(handle: &IpcHandle) -> Result<GpuMemory, HostError> {
+    GpuMemory::open(handle, Box::new(()))
+}
+
 /// What the second process does with the memory of the first: 5000 bytes of a pattern, which start at 3 in it.
 fn peer(handle: &IpcHandle) {
     let open = Arc::new(());
-    let peer = PeerGpu::open_keeping(handle, Box::new(open.clone())).unwrap();
-    assert_eq!((peer.memory().len(), peer.memory().device().ordinal()), (20_000, 1));
-    let device = peer.memory().device().clone();
+    let peer = Arc::new(GpuMemory::open(handle, Box::new(open.clone())).unwrap());
+    assert_eq!((peer.len(), peer.device().ordinal()), (20_000, 1));
+    let device = peer.device().clone();
     let own = Arc::new(GpuMemory::alloc(&device, 5000).unwrap());
     let mut stream = Stream::new(&device).unwrap();
     let staging = pinned(5000);
-    stream.between(&own, 0, peer.memory(), 3, 5000).unwrap();
-    stream.from_device(&staging, 0, &own, 0, 5000).unwrap();
+    stream.between(&own, &peer, &[(0, 3, 5000)]).unwrap();
+    stream.gather(&staging, 0, &own, &[(0, 5000)]).unwrap();
     stream.mark().unwrap().wait(&mut stream, LIMIT).unwrap();
     assert!(out(&staging, 0, 5000) == pattern(5000, 7));
     // It is not ours to write.
-    let memory = peer.memory().clone();
+    let memory = peer.clone();
     let read_only = |error: HostError| assert!(matches!(error, HostError::ReadOnlyMemory), "{error}");
     read_only(memory.copy_in(0, &[1]).unwrap_err());
-    read_only(stream.to_device(&memory, 0, &staging, 0, 16).unwrap_err());
-    read_only(stream.between(&memory, 0, &own, 0, 16).unwrap_err());
+    read_only(stream.scatter(&memory, &[(0, 16)], &staging, 0).unwrap_err());
+    read_only(stream.between(&memory, &own, &[(0, 0, 16)]).unwrap_err());
     assert!(memory.export().is_err());
     // It stays open as long as somebody has it, and more than that says is not taken.
     let control = standin::Control;
@@ -114,19 +118,19 @@ fn peer(handle: &IpcHandle) {
         IpcHandle { offset: u64::MAX, ..*handle },
         IpcHandle { len: 0, ..*handle },
     ] {
-        let error = PeerGpu::open(&wrong).unwrap_err().to_string();
+        let error = opened(&wrong).unwrap_err().to_string();
         assert!(error.contains("of an allocation that has"), "{error}");
     }
-    let error = PeerGpu::open(&IpcHandle { device: [7; 16], ..*handle }).unwrap_err().to_string();
+    let error = opened(&IpcHandle { device: [7; 16], ..*handle }).unwrap_err().to_string();
     assert!(error.contains("0707") && error.contains("does not see"), "{error}");
-    assert!(PeerGpu::open(&IpcHandle { handle: [1; 64], ..*handle }).is_err());
+    assert!(opened(&IpcHandle { handle: [1; 64], ..*handle }).is_err());
     drop((own, stream, staging, device));
     nothing_is_left(control);
 }
 
 /// Of the second process, after the first has freed it.
 fn peer_too_late(handle: &IpcHandle) {
-    let error = PeerGpu::open(handle).unwrap_err().to_string();
+    let error = opened(handle).unwrap_err().to_string();
     assert!(error.contains("peer's memory") && error.contains("INVALID_VALUE"), "{error}");
     nothing_is_left(standin::Control);
 }
@@ -151,7 +155,7 @@ alone!(another_process_reads_it_and_cannot_write_it, [SLOW], |control| {
     let ran = standin::again(test, &[(HANDLE, &text)]);
     assert!(ran.status.success(), "{}", standin::text(&ran));
     assert!(control.peek(at + 1003, 5000) == pattern(5000, 7));
-    let error = PeerGpu::open(&handle).unwrap_err().to_string();
+    let error = opened(&handle).unwrap_err().to_string();
     assert!(error.contains("exported itself"), "{error}");
     drop(memory);
     assert_eq!(app.free(at), 0);

@@ -111,3 +111,18 @@ fn memory_that_may_still_be_touched_is_never_given_back() {
         assert_eq!(Arc::strong_count(&memory) > 1, kept, "{rule}");
     }
 }
+
+/// The plug-in ends the process where a connection is closed on which something is in flight.
+#[test]
+fn of_several_connections_that_cannot_be_cut_none_is_closed() {
+    let (mut device, first) = busy("cancel").unwrap();
+    let second = device.open_conn(b"elsewhere").unwrap();
+    assert_ne!(first, second);
+    let memory = Arc::new(Memory::shared(4096, HugePages::Never).unwrap());
+    let known = device.register(memory.clone()).unwrap();
+    let pieces = &[Run { offset: 0, len: 8 }];
+    let rma = Rma { op: RmaOp::Read, memory: &known, pieces, conn: second, remote: 0, key: 0, token: 2 };
+    device.post(&rma).unwrap();
+    drop((known, device));
+    assert!(Arc::strong_count(&memory) > 1, "it may still be touched");
+}

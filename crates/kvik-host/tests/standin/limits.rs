@@ -20,10 +20,10 @@ fn extents_of_one_depth() {
     let nic = &nics()[0];
     let (mut a, mut b) = (Side::new(nic, 0, nic.depth()), Side::new(nic, 0, nic.depth()));
     let slot = a.endpoint.add_peer(&b.endpoint.address().unwrap()).unwrap();
-    let [here, there] = [(&a, 1u8), (&b, 2)].map(|(side, fill)| {
+    let [(here, _), (there, target)] = [(&a, 1u8), (&b, 2)].map(|(side, fill)| {
         let memory = Arc::new(Memory::shared(BUFFER, HugePages::Never).unwrap());
         memory.copy_in(0, &vec![fill; BUFFER]).unwrap();
-        side.device.register(memory, true).unwrap()
+        (side.device.register(memory.clone(), true).unwrap(), memory)
     });
     for count in COUNTS {
         let (began, mut posted, mut ended, mut full) = (Instant::now(), 0, 0, 0);
@@ -42,7 +42,7 @@ fn extents_of_one_depth() {
         }
         let rate = count as f64 / began.elapsed().as_secs_f64();
         let mut bytes = vec![0; (count * EXTENT).min(BUFFER)];
-        there.memory().unwrap().copy_out(0, &mut bytes).unwrap();
+        target.copy_out(0, &mut bytes).unwrap();
         assert!(bytes.iter().all(|byte| *byte == 1));
         assert_eq!(full > 0, count > nic.depth(), "{count} extents, depth {}", nic.depth());
         println!("row: | {:>5} | {count:>7} | {rate:>11.0} |", nic.depth());

@@ -2,7 +2,7 @@
 
 use super::{LIMIT, PAGE, all_are, connected, devices, names, pair, port, verbs};
 use kvik_host::event::{Epoll, Events};
-use kvik_host::verbs::{Device, Event, Family, Link, PortState, Posted, Queue, QueueOptions, RmaOp, Verbs};
+use kvik_host::verbs::{Device, Event, Link, PortState, Posted, Queue, RmaOp, Verbs};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -24,11 +24,11 @@ pub fn a_port_says_what_it_is() {
         let port = port(&verbs, &name);
         assert_eq!((port.number, port.state), (1, PortState::Active), "{port:?}");
         assert!(port.longest >= 1 << 20 && !port.gids.is_empty(), "{port:?}");
-        let gid = port.choose_gid(Family::Any, None).unwrap();
+        let gid = port.choose_gid(None).unwrap();
         if port.link == Link::Ethernet {
             assert!(gid.ip().is_ipv4() && !gid.interface.is_empty(), "{gid} of {port:?}");
         }
-        let error = port.choose_gid(Family::Any, Some(200)).unwrap_err().to_string();
+        let error = port.choose_gid(Some(200)).unwrap_err().to_string();
         assert!(error.contains(&name) && error.contains(&gid.to_string()), "{error}");
         assert!(Device::open(&verbs, &port, 200).is_err());
     }
@@ -51,7 +51,7 @@ fn a_port_that_loses_its_link_is_an_event() {
 pub fn loses_its_link(name: &str, mut set: impl FnMut(&str, &str)) {
     let verbs = verbs();
     let port = port(&verbs, name);
-    let gid = port.choose_gid(Family::Any, None).unwrap();
+    let gid = port.choose_gid(None).unwrap();
     let device = Device::open(&verbs, &port, gid.index).unwrap();
     let epoll = Epoll::new().unwrap();
     device.watch_events(&epoll, 9).unwrap();
@@ -77,12 +77,12 @@ pub fn any_gid_of_the_table_can_be_named() {
     let verbs = verbs();
     let port = port(&verbs, &names()[0]);
     assert!(port.gids.len() > 1, "one GID shows nothing: {port:?}");
-    let options = QueueOptions { depth: 4, ..QueueOptions::default() };
+    let depth = 4;
     let mut first = None;
     for gid in &port.gids {
         let device = Device::open(&verbs, &port, gid.index).unwrap();
         assert_eq!(device.gid(), gid);
-        let (mut a, b) = connected(&(device.clone(), device.clone()), &options);
+        let (mut a, b) = connected(&(device.clone(), device.clone()), depth);
         assert_eq!(a.queue.address().gid, gid.raw);
         assert_eq!(a.gather(RmaOp::Write, &b.known, 0, PAGE, 0), Posted::Yes);
         a.queue.flush().unwrap();
@@ -91,7 +91,7 @@ pub fn any_gid_of_the_table_can_be_named() {
         // A peer of another kind or family is refused by name.
         let (address, ip) = first.get_or_insert((a.queue.address(), gid.ip()));
         if ip.is_ipv4() != gid.ip().is_ipv4() {
-            let error = Queue::open(&device, &options).unwrap().connect(address).unwrap_err().to_string();
+            let error = Queue::open(&device, depth).unwrap().connect(address).unwrap_err().to_string();
             assert!(error.contains(&ip.to_string()) && error.contains(&gid.ip().to_string()), "{error}");
         }
     }
@@ -141,9 +141,9 @@ pub fn a_hundred_connections_leave_nothing_behind() {
         return;
     }
     let devices = devices();
-    let options = QueueOptions { depth: 1000, immediates: 100, ..QueueOptions::default() };
+    let depth = 1000;
     let round = || {
-        let (mut a, mut b) = connected(&devices, &options);
+        let (mut a, mut b) = connected(&devices, depth);
         assert_eq!(a.gather(RmaOp::Write, &b.known, 0, PAGE, 7), Posted::Yes);
         a.queue.flush().unwrap();
         a.until_ended(1);

@@ -1,7 +1,7 @@
 //! What fails, and what is sure from then on.
 
 use super::{LEN, LIMIT, PAGE, Side, all_are, connected, devices, names, pair};
-use kvik_host::verbs::{Completion, Piece, Posted, QueueOptions, RequestError, Rma, RmaOp};
+use kvik_host::verbs::{Completion, Piece, Posted, RequestError, Rma, RmaOp};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ pub fn a_wrong_key_is_an_error_by_name_and_the_rest_is_flushed() {
         let pieces = [Piece { memory: &a.known, offset: at, len: PAGE }];
         let rkey = if token == 3 { b.known.rkey() ^ 0x5A5A } else { b.known.rkey() };
         let remote = b.known.base() + at as u64;
-        let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token, immediate: None };
+        let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token };
         assert_eq!(a.queue.post(&rma).unwrap(), Posted::Yes);
     }
     a.queue.flush().unwrap();
@@ -36,7 +36,7 @@ pub fn a_wrong_key_is_an_error_by_name_and_the_rest_is_flushed() {
     // Nothing more is taken, and it says why.
     let pieces = [Piece { memory: &a.known, offset: 0, len: PAGE }];
     let (remote, rkey) = (b.known.base(), b.known.rkey());
-    let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token: 9, immediate: None };
+    let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token: 9 };
     let error = a.queue.post(&rma).unwrap_err().to_string();
     assert!(error.contains("has failed"), "{error}");
     b.queue.fail().unwrap();
@@ -113,9 +113,9 @@ pub fn an_initiator_that_fails_its_queue_pair_gets_back_all() {
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
 pub fn reads_of_a_drained_queue_pair_touch_memory_no_more() {
     let devices = devices();
-    let options = QueueOptions { depth: 64, ..QueueOptions::default() };
+    let depth = 64;
     for _ in 0..5 {
-        let (mut a, b) = connected(&devices, &options);
+        let (mut a, b) = connected(&devices, depth);
         let mut token = 0;
         while a.gather(RmaOp::Read, &b.known, 0, LEN, token) == Posted::Yes && token < 8 {
             token += 1;
@@ -125,7 +125,7 @@ pub fn reads_of_a_drained_queue_pair_touch_memory_no_more() {
         a.until("drained", |side| side.queue.is_drained());
         a.fill(0xEE);
         // Other traffic of the device goes on, and passes what might still be on its way.
-        let (mut c, d) = connected(&devices, &options);
+        let (mut c, d) = connected(&devices, depth);
         assert_eq!(c.gather(RmaOp::Write, &d.known, 0, LEN, 1), Posted::Yes);
         c.queue.flush().unwrap();
         c.until_ended(1);

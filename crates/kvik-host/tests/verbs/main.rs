@@ -20,8 +20,8 @@ mod peer;
 mod standin;
 
 use kvik_host::verbs::{
-    Access, Completion, Device, Family, Piece, Port, Posted, Queue, QueueAddress, QueueOptions, Registration,
-    RequestError, Rma, RmaOp, Verbs,
+    Completion, Device, Piece, Port, Posted, Queue, QueueAddress, Registration, RequestError, Rma, RmaOp,
+    Verbs,
 };
 use kvik_host::{HugePages, Memory};
 use std::rc::Rc;
@@ -31,7 +31,6 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_secs(60);
 const LEN: usize = 4 << 20;
 const PAGE: usize = 4096;
-const BOTH: Access = Access { remote: true, on_demand: false };
 
 /// The devices to test with.
 fn names() -> Vec<String> {
@@ -62,11 +61,11 @@ struct Side {
 }
 
 impl Side {
-    fn on(device: &Rc<Device>, fill: u8, options: &QueueOptions) -> Side {
+    fn on(device: &Rc<Device>, fill: u8, depth: usize) -> Side {
         let memory = Arc::new(Memory::shared(LEN, HugePages::Never).unwrap());
         memory.copy_in(0, &vec![fill; LEN]).unwrap();
-        let known = device.register(memory.clone(), BOTH).unwrap();
-        let queue = Queue::open(device, options).unwrap();
+        let known = device.register(memory.clone()).unwrap();
+        let queue = Queue::open(device, depth).unwrap();
         Side { queue, known, memory, device: device.clone(), done: Vec::new() }
     }
 
@@ -119,7 +118,7 @@ impl Side {
     fn gather_to(&mut self, op: RmaOp, peer: (u64, u32), at: usize, len: usize, token: u64) -> Posted {
         let pieces = [Piece { memory: &self.known, offset: at, len }];
         let (remote, rkey) = (peer.0 + at as u64, peer.1);
-        self.queue.post(&Rma { op, pieces: &pieces, remote, rkey, token, immediate: None }).unwrap()
+        self.queue.post(&Rma { op, pieces: &pieces, remote, rkey, token }).unwrap()
     }
 }
 
@@ -128,15 +127,15 @@ fn devices() -> (Rc<Device>, Rc<Device>) {
     let (verbs, names) = (verbs(), names());
     let open = |name: &str| {
         let port = port(&verbs, name);
-        let gid = port.choose_gid(Family::Any, None).unwrap().index;
+        let gid = port.choose_gid(None).unwrap().index;
         Device::open(&verbs, &port, gid).unwrap()
     };
     (open(&names[0]), open(names.get(1).unwrap_or(&names[0])))
 }
 
 /// Two sides that are connected, their addresses having gone as bytes.
-fn connected(devices: &(Rc<Device>, Rc<Device>), options: &QueueOptions) -> (Side, Side) {
-    let (mut a, mut b) = (Side::on(&devices.0, 1, options), Side::on(&devices.1, 2, options));
+fn connected(devices: &(Rc<Device>, Rc<Device>), depth: usize) -> (Side, Side) {
+    let (mut a, mut b) = (Side::on(&devices.0, 1, depth), Side::on(&devices.1, 2, depth));
     let (to_a, to_b) = (a.queue.address().encode(), b.queue.address().encode());
     connect(&mut a, &to_b);
     connect(&mut b, &to_a);
@@ -160,7 +159,7 @@ fn wait(what: &str, mut is_so: impl FnMut() -> bool) {
 }
 
 fn pair(depth: usize) -> (Side, Side) {
-    connected(&devices(), &QueueOptions { depth, ..QueueOptions::default() })
+    connected(&devices(), depth)
 }
 
 fn all_are(bytes: &[u8], value: u8) -> bool {

@@ -1,8 +1,8 @@
 //! Bytes that move, and requests that come back.
 
-use super::{BOTH, LEN, LIMIT, PAGE, Side, all_are, connected, devices, pair};
+use super::{LEN, LIMIT, PAGE, Side, connected, devices, pair};
 use kvik_host::HostError;
-use kvik_host::verbs::{Completion, Piece, Posted, Queue, QueueOptions, Rma, RmaOp};
+use kvik_host::verbs::{Completion, Piece, Posted, Queue, Rma, RmaOp};
 use std::time::Instant;
 
 #[test]
@@ -27,7 +27,7 @@ pub fn scattered_pages_are_written_and_read() {
                 (0..4).map(|piece| Piece { memory: &a.known, offset: place(piece), len: PAGE }).collect();
             let (remote, rkey) = (there.base() + (half + run * 4 * PAGE) as u64, there.rkey());
             let token = run as u64;
-            let rma = Rma { op, pieces: &pieces, remote, rkey, token, immediate: None };
+            let rma = Rma { op, pieces: &pieces, remote, rkey, token };
             assert_eq!(a.queue.post(&rma).unwrap(), Posted::Yes);
         }
     }
@@ -92,58 +92,33 @@ pub fn every_token_comes_back_in_order_though_few_requests_ask() {
 
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
-pub fn immediates_tell_the_target_that_all_lies_there() {
-    let options = QueueOptions { depth: 64, immediates: 8, ..QueueOptions::default() };
-    let (mut a, mut b) = connected(&devices(), &options);
-    for value in 0..40u32 {
-        let pieces = [Piece { memory: &a.known, offset: value as usize * PAGE, len: PAGE }];
-        let remote = b.known.base() + u64::from(value) * PAGE as u64;
-        let (rkey, token) = (b.known.rkey(), value.into());
-        // The last of them has no bytes at all.
-        let pieces = if value == 39 { &pieces[..0] } else { &pieces[..] };
-        let rma = Rma { op: RmaOp::Write, pieces, remote, rkey, token, immediate: Some(0xF0F0_0000 | value) };
-        assert_eq!(a.queue.post(&rma).unwrap(), Posted::Yes);
-        a.queue.flush().unwrap();
-        b.until("told", |side| side.done.len() > value as usize);
-        let place = value as usize * PAGE..(value as usize + 1) * PAGE;
-        assert!(all_are(&b.bytes()[place], if value == 39 { 2 } else { 1 }), "{value}");
-    }
-    a.until_ended(40);
-    let told: Vec<Completion> =
-        (0..40).map(|n| Completion::Immediate { queue: b.queue.id(), value: 0xF0F0_0000 | n }).collect();
-    assert_eq!(b.done, told);
-}
-
-#[test]
-#[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
 pub fn what_no_device_should_see_is_not_posted() {
     let (mut a, b) = pair(16);
     let (remote, rkey) = (b.known.base(), b.known.rkey());
     let known = a.known.clone();
-    let mut refused = |op, pieces: &[(usize, usize)], remote, immediate| {
+    let mut refused = |op, pieces: &[(usize, usize)], remote| {
         let pieces: Vec<Piece<'_>> =
             pieces.iter().map(|(offset, len)| Piece { memory: &known, offset: *offset, len: *len }).collect();
-        a.queue.post(&Rma { op, pieces: &pieces, remote, rkey, token: 0, immediate }).unwrap_err()
+        a.queue.post(&Rma { op, pieces: &pieces, remote, rkey, token: 0 }).unwrap_err()
     };
-    let outside = refused(RmaOp::Write, &[(0, 64), (LEN - 10, 11)], remote, None);
+    let outside = refused(RmaOp::Write, &[(0, 64), (LEN - 10, 11)], remote);
     assert!(matches!(outside, HostError::OutOfBounds { .. }), "{outside}");
-    assert!(refused(RmaOp::Write, &[(0, 64), (64, 0)], remote, None).to_string().contains("empty piece"));
-    assert!(refused(RmaOp::Write, &[], remote, None).to_string().contains("0 pieces"));
-    assert!(refused(RmaOp::Write, &[(0, 1); 99], remote, None).to_string().contains("99 pieces"));
-    assert!(refused(RmaOp::Read, &[(0, 64)], remote, Some(1)).to_string().contains("immediate"));
-    assert!(refused(RmaOp::Write, &[(0, 64)], u64::MAX - 3, None).to_string().contains("bytes at"));
+    assert!(refused(RmaOp::Write, &[(0, 64), (64, 0)], remote).to_string().contains("empty piece"));
+    assert!(refused(RmaOp::Write, &[], remote).to_string().contains("0 pieces"));
+    assert!(refused(RmaOp::Write, &[(0, 1); 99], remote).to_string().contains("99 pieces"));
+    assert!(refused(RmaOp::Write, &[(0, 64)], u64::MAX - 3).to_string().contains("bytes at"));
     assert_eq!((a.queue.in_flight(), a.queue.waiting()), (0, 0));
     // Another device's keys, though it may be the same port.
     let other = devices().0;
-    let theirs = other.register(a.memory.clone(), BOTH).unwrap();
+    let theirs = other.register(a.memory.clone()).unwrap();
     let pieces = [Piece { memory: &theirs, offset: 0, len: 64 }];
-    let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token: 0, immediate: None };
+    let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token: 0 };
     assert!(a.queue.post(&rma).unwrap_err().to_string().contains("another device"));
     let error = a.queue.connect(&b.queue.address()).unwrap_err().to_string();
     assert!(error.contains("once"), "{error}");
-    let mut unconnected = Queue::open(&a.device, &QueueOptions::default()).unwrap();
+    let mut unconnected = Queue::open(&a.device, 128).unwrap();
     let pieces = [Piece { memory: &a.known, offset: 0, len: 64 }];
-    let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token: 0, immediate: None };
+    let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token: 0 };
     assert!(unconnected.post(&rma).unwrap_err().to_string().contains("not connected"));
     unconnected.fail().unwrap();
     assert!(unconnected.is_drained());
@@ -154,8 +129,8 @@ pub fn what_no_device_should_see_is_not_posted() {
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
 pub fn completions_of_queue_pairs_that_share_a_device_are_told_apart() {
     let devices = devices();
-    let options = QueueOptions { depth: 16, ..QueueOptions::default() };
-    let mut pairs: Vec<(Side, Side)> = (0..3).map(|_| connected(&devices, &options)).collect();
+    let depth = 16;
+    let mut pairs: Vec<(Side, Side)> = (0..3).map(|_| connected(&devices, depth)).collect();
     for (number, (a, b)) in pairs.iter_mut().enumerate() {
         for token in 0..10 {
             // The second one's peer refuses the sixth.
@@ -163,7 +138,7 @@ pub fn completions_of_queue_pairs_that_share_a_device_are_told_apart() {
             let (offset, remote) = (at.unwrap_or(0), b.known.base() + at.unwrap_or(LEN) as u64);
             let pieces = [Piece { memory: &a.known, offset, len: PAGE }];
             let rkey = b.known.rkey();
-            let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token, immediate: None };
+            let rma = Rma { op: RmaOp::Write, pieces: &pieces, remote, rkey, token };
             assert_eq!(a.queue.post(&rma).unwrap(), Posted::Yes);
         }
         a.queue.flush().unwrap();
@@ -175,9 +150,7 @@ pub fn completions_of_queue_pairs_that_share_a_device_are_told_apart() {
     }
     for (number, (a, _)) in pairs.iter().enumerate() {
         let own = |completion: &&Completion| match completion {
-            Completion::Request { queue, .. }
-            | Completion::Immediate { queue, .. }
-            | Completion::Drained { queue } => *queue == a.queue.id(),
+            Completion::Request { queue, .. } | Completion::Drained { queue } => *queue == a.queue.id(),
         };
         let own: Vec<&Completion> = done.iter().filter(own).collect();
         assert_eq!(own.len(), if number == 1 { 11 } else { 10 });

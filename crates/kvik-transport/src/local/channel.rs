@@ -25,7 +25,7 @@ use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::device::{DeviceMemory, Handle};
 use kvik_host::unix::UnixConn;
 use kvik_host::{FenceTable, Io, Memory};
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
@@ -63,6 +63,8 @@ struct Queue {
     /// Regions on GPUs, until the peer has said whether it understands them.
     later: Vec<Message>,
     takes_gpus: Option<bool>,
+    /// Once each: who registers a region may come at the same time as who joins, and both show it.
+    shown: HashSet<RegionId>,
     /// What the peer was shown of GPUs and may open, by the number of the showing.
     offered: HashMap<u64, (RegionId, Weak<dyn DeviceMemory>)>,
     /// What it has open, or is about to open.
@@ -96,6 +98,7 @@ impl LocalChannel {
             ready: VecDeque::from([hello]),
             later: Vec::new(),
             takes_gpus: None,
+            shown: HashSet::new(),
             offered: HashMap::new(),
             open: HashMap::new(),
             showings: 0,
@@ -106,6 +109,9 @@ impl LocalChannel {
 
     pub fn share(&self, region: RegionId, memory: &RegionMemory, handle: Option<Handle>) {
         let queue = &mut *lock(&self.queue);
+        if !queue.shown.insert(region) {
+            return;
+        }
         match (memory, handle) {
             (RegionMemory::Host(memory), _) => {
                 let about = About::Host(Arc::downgrade(memory));
@@ -129,6 +135,7 @@ impl LocalChannel {
 
     pub fn unshare(&self, region: RegionId) {
         let mut queue = lock(&self.queue);
+        queue.shown.remove(&region);
         queue.offered.retain(|_, (of, _)| *of != region);
         if let Some(at) = queue.later.iter().rposition(|message| message.shows(region)) {
             queue.later.remove(at);

@@ -115,6 +115,9 @@ impl Populator {
         if walked.counted.is_none() {
             if self.inner.bytes.fetch_add(bytes, Ordering::Relaxed) + bytes > MOST {
                 self.inner.bytes.fetch_sub(bytes, Ordering::Relaxed);
+                // Other regions go, and make room: it is looked at again with a later copy.
+                walked.rest(Duration::ZERO, false);
+                state.settled.store(false, Ordering::Release);
                 return;
             }
             walked.counted = Some(Counted(self.inner.bytes.clone(), bytes));
@@ -196,17 +199,41 @@ mod tests {
     use super::*;
     use kvik_host::{HugePages, Memory};
 
+    const STEP: usize = PeerMemory::STEP;
+
+    /// Memory of so many steps, and the same as a peer maps it.
+    fn shown(steps: usize) -> (Memory, Arc<PeerRegion>) {
+        let owner = Memory::shared(steps * STEP, HugePages::Never).unwrap();
+        let fd = owner.fd().unwrap().try_clone_to_owned().unwrap();
+        let mapped = PeerMemory::map(fd, steps * STEP).unwrap();
+        (owner, Arc::new(PeerRegion::Mapped(mapped, Populated::default())))
+    }
+
+    /// One of which nobody but the test walks.
+    fn without_thread() -> Populator {
+        let inner = Inner { queue: Mutex::default(), wake: Condvar::new(), bytes: Arc::default() };
+        Populator { inner: Arc::new(inner), thread: Mutex::default() }
+    }
+
+    #[test]
+    fn a_region_that_there_was_no_room_for_is_walked_once_there_is() {
+        let ((_owner, region), populator) = (shown(1), without_thread());
+        let PeerRegion::Mapped(_, state) = &*region else { panic!("it is mapped") };
+        let queued = || lock(&populator.inner.queue).regions.len();
+        populator.inner.bytes.store(MOST, Ordering::Relaxed);
+        populator.look_at(&region);
+        assert_eq!((queued(), populator.inner.bytes.load(Ordering::Relaxed)), (0, MOST));
+        // Another peer has gone. It is not looked at with each copy, so the pause is over here.
+        populator.inner.bytes.store(0, Ordering::Relaxed);
+        assert!(lock(&state.walked).rests_until.take().is_some());
+        populator.look_at(&region);
+        assert_eq!((queued(), populator.inner.bytes.load(Ordering::Relaxed)), (1, STEP as u64));
+    }
+
     #[test]
     fn a_region_is_walked_until_all_of_it_was_there_and_no_step_twice() {
-        const STEP: usize = PeerMemory::STEP;
-        let owner = Memory::shared(3 * STEP, HugePages::Never).unwrap();
-        let fd = owner.fd().unwrap().try_clone_to_owned().unwrap();
-        let mapped = PeerMemory::map(fd, 3 * STEP).unwrap();
-        let region = Arc::new(PeerRegion::Mapped(mapped, Populated::default()));
+        let ((owner, region), populator) = (shown(3), without_thread());
         let PeerRegion::Mapped(_, state) = &*region else { panic!("it is mapped") };
-        // Nobody but this test walks.
-        let inner = Inner { queue: Mutex::default(), wake: Condvar::new(), bytes: Arc::default() };
-        let populator = Populator { inner: Arc::new(inner), thread: Mutex::default() };
         let mut seen = Vec::new();
         for (touched, expected) in [(1, [false, true, false]), (0, [true, true, false]), (2, [true; 3])] {
             owner.copy_in(touched * STEP, &vec![7; STEP]).unwrap();

@@ -191,8 +191,7 @@ impl RmaDevice for FabricRmaDevice {
     }
 
     fn is_held(known: &Rc<Registration>, nics: usize) -> bool {
-        let holders = known.memory().map(Arc::strong_count).or(known.gpu().map(Arc::strong_count));
-        holders.is_some_and(|holders| holders > nics)
+        known.holders() > nics
     }
 
     fn address(&mut self) -> Result<Vec<u8>> {

@@ -10,8 +10,8 @@ use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
 use kvik_host::verbs::{
-    Access, Completion, Device, Event, Family, Piece, Port, PortState, Queue, QueueAddress, QueueOptions,
-    Registration, Rma, RmaOp, Verbs, rank,
+    Completion, Device, Event, Piece, Port, PortState, Queue, QueueAddress, Registration, Rma, RmaOp, Verbs,
+    rank,
 };
 use kvik_proto::{NicKey, Op};
 use std::collections::HashMap;
@@ -85,7 +85,7 @@ pub(super) fn nics(options: &NicOptions) -> Result<Vec<(String, Nic)>> {
                 port.state
             )));
         }
-        match port.choose_gid(Family::Any, gid) {
+        match port.choose_gid(gid) {
             Ok(gid) => {
                 let gid = gid.index;
                 nics.push((name(&port), Nic { verbs: verbs.clone(), port, gid }));
@@ -198,8 +198,7 @@ impl RmaDevice for VerbsRmaDevice {
     }
 
     fn is_held(known: &Rc<Registration>, nics: usize) -> bool {
-        let holders = known.memory().map(Arc::strong_count).or(known.gpu().map(Arc::strong_count));
-        holders.is_some_and(|holders| holders > nics)
+        known.holders() > nics
     }
 
     /// Where it is, for whoever reads it: a connection is asked for.
@@ -226,10 +225,9 @@ impl RmaDevice for VerbsRmaDevice {
     }
 
     fn register(&mut self, memory: RegionMemory) -> Result<(Rc<Registration>, NicKey)> {
-        let access = Access { remote: true, on_demand: false };
         let registration = match memory {
-            RegionMemory::Host(memory) => self.device.register(memory, access),
-            RegionMemory::Device(memory) => self.device.register_gpu(memory, access.remote),
+            RegionMemory::Host(memory) => self.device.register(memory),
+            RegionMemory::Device(memory) => self.device.register_gpu(memory),
         };
         let registration = registration.map_err(no)?;
         let key = NicKey { key: registration.rkey().into(), base: registration.base() };
@@ -243,8 +241,7 @@ impl RmaDevice for VerbsRmaDevice {
     fn call(&mut self, session: u64, _address: &[u8]) -> Result<Vec<u8>> {
         // What was there before goes first: its places are needed again.
         self.initiators.remove(&session);
-        let options = QueueOptions { depth: self.depth, ..QueueOptions::default() };
-        let initiator = Queue::open(&self.device, &options).map_err(no)?;
+        let initiator = Queue::open(&self.device, self.depth).map_err(no)?;
         let told = initiator.address().encode();
         self.initiators.insert(session, initiator);
         Ok(told)
@@ -274,8 +271,7 @@ impl RmaDevice for VerbsRmaDevice {
         self.find_gid()?;
         let address = QueueAddress::decode(told).map_err(no)?;
         // It posts nothing itself.
-        let mut target =
-            Queue::open(&self.device, &QueueOptions { depth: 1, ..QueueOptions::default() }).map_err(no)?;
+        let mut target = Queue::open(&self.device, 1).map_err(no)?;
         target.connect(&address).map_err(no)?;
         let answer = target.address().encode();
         self.targets.insert((session, from), target);
@@ -303,7 +299,6 @@ impl RmaDevice for VerbsRmaDevice {
             remote: operation.remote,
             rkey: operation.key as u32,
             token: operation.token,
-            immediate: None,
         };
         match initiator.post(&rma).map_err(|error| from_host(Code::PeerLost, error))? {
             Posted::Full => Ok(Posted::Full),

@@ -48,7 +48,7 @@ impl Channel {
 
     /// A socket of which nothing is taken would tell of its bytes again and again.
     fn wanted(&self) -> Interest {
-        Interest { readable: !self.incoming.waits(), writable: self.blocked, edge: false }
+        Interest { readable: !self.incoming.waits(), writable: self.blocked }
     }
 
     /// Whether a GPU has something of it in flight.

@@ -3,7 +3,7 @@
 use super::over;
 use crate::{LEN, PAGE, Side, all_are, connected, devices, pair, wait};
 use kvik_host::event::{Epoll, Events};
-use kvik_host::verbs::{Event, Posted, QueueOptions, RmaOp};
+use kvik_host::verbs::{Event, Posted, RmaOp};
 use std::time::Duration;
 
 /// Posts so many writes of a page each.
@@ -23,7 +23,7 @@ fn results(side: &Side) -> Vec<bool> {
 fn again(a: Side, b: Side) -> (Side, Side) {
     let (one, other) = (a.device.clone(), b.device.clone());
     drop((a, b));
-    connected(&(one, other), &QueueOptions { depth: 16, ..QueueOptions::default() })
+    connected(&(one, other), 16)
 }
 
 over! {
@@ -121,8 +121,8 @@ over! {
             for side in [&a, &b] {
                 side.device.find_gid().unwrap();
             }
-            let options = QueueOptions { depth: 16, ..QueueOptions::default() };
-            let (mut c, d) = connected(&(a.device.clone(), b.device.clone()), &options);
+            let depth = 16;
+            let (mut c, d) = connected(&(a.device.clone(), b.device.clone()), depth);
             write(&mut c, &d, 1);
             c.until_ended(1);
             assert_eq!((results(&c), d.landed(1)), (vec![true], PAGE));
@@ -130,8 +130,8 @@ over! {
         // Where nobody looks, the index is another address's.
         control.say("down");
         control.say("up");
-        let options = QueueOptions { depth: 16, ..QueueOptions::default() };
-        let sides = (Side::on(&a.device, 1, &options), Side::on(&b.device, 2, &options));
+        let depth = 16;
+        let sides = (Side::on(&a.device, 1, depth), Side::on(&b.device, 2, depth));
         let (mut c, mut d) = sides;
         let (to_c, to_d) = (c.queue.address().encode(), d.queue.address().encode());
         let refused = [crate::try_connect(&mut c, &to_d), crate::try_connect(&mut d, &to_c)];
@@ -155,7 +155,7 @@ over! {
         let old = (b.known.base(), b.known.rkey());
         let Side { known, memory, device, .. } = b;
         drop(known);
-        let known = device.register(memory.clone(), crate::BOTH).unwrap();
+        let known = device.register(memory.clone()).unwrap();
         assert_ne!(known.rkey(), old.1);
         assert_eq!(a.gather_to(RmaOp::Write, old, 0, PAGE, 0), Posted::Yes);
         a.queue.flush().unwrap();

@@ -47,7 +47,6 @@ again! {
     moving::scattered_pages_are_written_and_read
     moving::there_is_never_more_in_flight_than_the_depth
     moving::every_token_comes_back_in_order_though_few_requests_ask
-    moving::immediates_tell_the_target_that_all_lies_there
     moving::what_no_device_should_see_is_not_posted
     moving::completions_of_queue_pairs_that_share_a_device_are_told_apart
 }

@@ -3,11 +3,11 @@
 use super::over;
 use crate::peer::{Peer, bytes, hex, is_peer};
 use crate::{LEN, LIMIT, Side, connect, devices, wait};
-use kvik_host::verbs::{Posted, QueueOptions, RmaOp};
+use kvik_host::verbs::{Posted, RmaOp};
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
-const OPTIONS: QueueOptions = QueueOptions { depth: 16, immediates: 0, service_level: 0, traffic_class: 0 };
+const DEPTH: usize = 16;
 
 /// Not a test: another process, which does what its input says.
 #[test]
@@ -15,7 +15,7 @@ fn peer() {
     if !is_peer() {
         return;
     }
-    let mut side = Side::on(&devices().1, 3, &OPTIONS);
+    let mut side = Side::on(&devices().1, 3, DEPTH);
     let address = hex(&side.queue.address().encode());
     println!("\npeer: {address} {} {}", side.known.base(), side.known.rkey());
     for line in std::io::stdin().lines().map_while(Result::ok) {
@@ -39,7 +39,7 @@ fn peer() {
 
 /// A side, connected with a peer.
 fn with_peer() -> (Side, Peer) {
-    let mut side = Side::on(&devices().0, 1, &OPTIONS);
+    let mut side = Side::on(&devices().0, 1, DEPTH);
     let mut peer = Peer::start("over::processes::peer");
     assert_eq!(peer.ask(&format!("connect {}", hex(&side.queue.address().encode()))), "done");
     let told = bytes(&peer.told[0]);
