@@ -88,6 +88,13 @@ def test_composite_cells_over_paired_lines() -> None:
     assert (found.place.row, found.place.column, found.follows) == (2, 2, "↓21.4%")
 
 
+def test_the_sign_of_a_value_in_parentheses_counts() -> None:
+    rows = ("a | 120.0 | 90.0 (-25.0%)", "b | 100.0 | 113.0 (-13.0%)", "c | 200.0 | 158.0 (-21.0%)")
+    found = only(table("run | before (ms) | after (ms)", *rows))
+    assert (found.place.row, found.printed, found.follows) == (1, "-13.0%", "+13.0%")
+    assert found.diagnosis == "the sign"
+
+
 def test_bandwidth_is_size_times_count_over_time() -> None:
     rows = (
         "16 KiB | 16 | 0.055 | 4.77 GB/s",

@@ -234,6 +234,9 @@ def _label(text: str) -> tuple[str, str]:
     return (match[1].strip(), match[2].strip()) if match else ("", text)
 
 
+_LEAD = re.compile(r"^(?:->|=>|[\s(→=])+")
+
+
 def _notes(rest: str) -> list[Part] | None:
     """The derived values and annotations after a cell's first quantity; None when the cell is no
     quantity."""
@@ -247,8 +250,8 @@ def _notes(rest: str) -> list[Part] | None:
     pieces = re.split(r"[;/]|,\s|、", inner[1] if inner else rest)
     notes: list[Part] = []
     listed = 0
-    for piece in (piece.strip(" ()→->=") for piece in pieces):
-        label, value = _label(piece)
+    for piece in pieces:
+        label, value = _label(_LEAD.sub("", piece))
         quantity = _at(value, 0) if value else None
         if quantity is not None and not value[quantity.span[1] :].strip(" )"):
             notes.append(Part(quantity, label, note=True))
