@@ -157,6 +157,17 @@ def test_lists_are_counted_against_their_levels() -> None:
     assert (found.place.row, found.place.column, found.follows) == (1, 1, "4")
 
 
+def test_counts_of_one_value_are_no_counts_of_a_list() -> None:
+    rows = ("TP=2, PP=1 | 2 | 812 req/s", "TP=1, PP=2 | 2 | 640 req/s", "TP=2, PP=2 | 4 | 1,440 req/s")
+    assert not audit_text(table("setup | GPUs | throughput", *rows)).findings
+
+
+def test_thousands_in_a_list_are_not_two_values() -> None:
+    rows = ("prompt | 3 | 1,000, 2,000, 4,000", "threads | 2 | 1, 2", "arm | 4 | tcp, rdma, efa")
+    found = only(table("factor | levels | values", *rows))
+    assert (found.place.row, found.follows) == (2, "3")
+
+
 def test_the_same_measurement_under_two_keys() -> None:
     first = table("Tokens | TCP (ms) | RDMA (ms)", "1,000 | 662.21 | 674.00", "2,000 | 1,717.07 | 1,646.16")
     second = table("Tokens | TCP (ms) | RDMA (ms)", "1,000 | 668.33 | 679.33", "2,048 | 1,717.07 | 1,646.16")
