@@ -91,6 +91,25 @@ def test_what_can_only_be_confirmed_is_not_counted() -> None:
 @pytest.mark.parametrize(
     ("sentence", "follows"),
     [
+        ("The best latency is 165.2 ms.", []),
+        ("The fastest run has a latency of 165.2 ms, the slowest one of 240.1 ms.", []),
+        ("The latency is 165.2 ms at best, 240.1 ms at worst.", []),
+        ("The throughput is 14.63 GB/s at best, 9.12 GB/s at worst.", []),
+        ("The best latency is 183.5 ms.", ["165.2 ms"]),
+        ("The slowest run has a throughput of 11.07 GB/s.", ["9.12 GB/s"]),
+    ],
+)
+def test_the_best_time_is_the_least_and_the_best_rate_the_greatest(sentence: str, follows: list[str]) -> None:
+    text = "| run | latency (ms) | throughput (GB/s) |\n|---|---|---|\n| a | 183.5 | 12.41 |\n"
+    text += "| b | 240.1 | 9.12 |\n| c | 198.7 | 11.07 |\n| d | 165.2 | 14.63 |\n\n"
+    audit = audit_text(text + sentence + "\n")
+    assert audit.checks
+    assert [check.follows for check in audit.findings] == follows
+
+
+@pytest.mark.parametrize(
+    ("sentence", "follows"),
+    [
         ("A call is 5.5x faster with the first (21.6 ms against 83.9 ms).", ["3.9x"]),
         ("The store is 5.5x smaller, and calls are quick (21.6 ms against 83.9 ms).", []),
         ("Of 9,960 patterns 113 remain, a reduction of 59.50%.", ["98.87%"]),

@@ -26,7 +26,9 @@ def _mean(values: Sequence[float]) -> float:
 
 _BEHIND: tuple[tuple[str, str], ...] = (
     (r"on average|in the mean|平均で|\bmean\b|average", "mean"),
-    (r"at best|at most|at (the )?peak|at its peak|\bpeak\b|maximum|最大で|at worst|が最大|で最大", "maximum"),
+    (r"at best", "best"),
+    (r"at worst", "worst"),
+    (r"at most|at (the )?peak|at its peak|\bpeak\b|maximum|最大で|が最大|で最大", "maximum"),
     (r"at least|minimum|最小で", "minimum"),
     (r"in total|in all|altogether|になる合計", "sum"),
 )
@@ -34,12 +36,14 @@ _BEFORE: tuple[tuple[str, str], ...] = (
     (r"geometric mean|geomean|几何平均|幾何平均", "geometric mean"),
     (r"\bmean\b|average|平均|均值", "mean"),
     (r"median|中央値|中位", "median"),
+    (r"best|fastest", "best"),
+    (r"slowest", "slowest"),
     (
-        r"\bmax(imum|imal)?\b|peak|best|highest|up to|at most|as much as|largest|greatest|fastest"
+        r"\bmax(imum|imal)?\b|peak|highest|up to|at most|as much as|largest|greatest"
         r"|最大|最高|最多|top\b|峰值|ピーク",
         "maximum",
     ),
-    (r"\bmin\b|minimum|minimal|lowest|smallest|slowest|at least|最小|最低|最短", "minimum"),
+    (r"\bmin\b|minimum|minimal|lowest|smallest|at least|最小|最低|最短", "minimum"),
     (r"\btotal|\bsum\b|合計|合计|总共|総|总计|altogether|全部で", "sum"),
 )
 _FUNCTIONS: dict[str, Aggregate] = {
@@ -50,6 +54,20 @@ _FUNCTIONS: dict[str, Aggregate] = {
     "minimum": min,
     "sum": math.fsum,
 }
+
+
+# what a word says of times, of rates, and of what is neither
+_JUDGED = {
+    "best": ("minimum", "maximum", "maximum"),
+    "slowest": ("maximum", "minimum", "minimum"),
+    "worst": ("maximum", "minimum", "maximum"),
+}
+
+
+def _extreme(name: str, printed: Quantity) -> str:
+    """The aggregate that a word is of a quantity: the best time is the least, the best rate the greatest."""
+    power = dict(printed.unit.dimension).get("time", 0)
+    return _JUDGED[name][0 if power > 0 else 1 if power < 0 else 2] if name in _JUDGED else name
 
 
 def named(sentence: Sentence) -> dict[int, str]:
@@ -102,7 +120,7 @@ def aggregates(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             not printed.unit.dimension and printed.unit.kind not in ("percent", "ratio", "count")
         ):
             continue
-        check = _one(scene, sentence, at, name)
+        check = _one(scene, sentence, at, _extreme(name, printed))
         if check is not None:
             yield at, check
 
