@@ -84,6 +84,15 @@ def test_a_word_for_an_extreme_is_about_one_number() -> None:
     assert not audited(text).findings
 
 
+def test_a_column_is_named_at_the_end_of_a_sentence() -> None:
+    text = "| tokens | TCP (ms) | RDMA (ms) |\n|---|---|---|\n| 4,000 | 441.7 | 110.9 |\n"
+    text += "| 16,000 | 1,756.3 | 431.8 |\n| 64,000 | 7,012.9 | 1,702.4 |\n\n"
+    text += "From 16,000 to 64,000 tokens the time grows 3.99x over TCP and 3.94x over RDMA.\n"
+    audit = audit_text(text)
+    assert [check.printed for check in audit.checks] == ["3.99x", "3.94x"]
+    assert not audit.findings
+
+
 def test_what_can_only_be_confirmed_is_not_counted() -> None:
     assert not claims("It is flat above 388 GB/s on 3 hosts.")
 

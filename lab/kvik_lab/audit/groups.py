@@ -140,7 +140,10 @@ def best(scene: Scene, slot: Slot) -> Value:
     return Value(low, min(max(finer.middle, low), high), high, scale)
 
 
-_WORD = re.compile(r"[a-z][a-z0-9_.]+|\d[\d,.]*[a-z]*|[\u3040-\u30ff]{2,}|[\u4e00-\u9fff]+", re.IGNORECASE)
+# a full stop or comma at its end is not of the word
+_WORD = re.compile(
+    r"[a-z][a-z0-9_.]*[a-z0-9_]|\d(?:[\d,.]*\d)?[a-z]*|[\u3040-\u30ff]{2,}|[\u4e00-\u9fff]+", re.IGNORECASE
+)
 _COMMON = {
     "the",
     "of",
