@@ -176,6 +176,24 @@ def test_the_same_measurement_under_two_keys() -> None:
 
 
 @pytest.mark.parametrize(
+    ("first", "second"),
+    [(("32768", "32768"), ("32768", "65536")), (("16384", "32768"), ("16384", "65536"))],
+)
+def test_a_setting_is_no_measurement(first: tuple[str, str], second: tuple[str, str]) -> None:
+    head = "batch | context | time (ms)"
+    one = table(head, f"10 | {first[0]} | 12.3", f"20 | {first[1]} | 14.3")
+    two = table(head, f"16 | {second[0]} | 11.1", f"32 | {second[1]} | 19.0")
+    assert not audit_text(f"{one}\nlater\n\n{two}").findings
+
+
+def test_a_value_that_comes_again_and_again_tells_no_keys_apart() -> None:
+    head = "batch | limit (ms) | rate (%)"
+    one = table(head, "10 | 312.57 | 100.00", "20 | 312.57 | 98.31")
+    two = table(head, "16 | 312.57 | 100.00", "32 | 312.57 | 97.42")
+    assert not audit_text(f"{one}\nlater\n\n{two}").findings
+
+
+@pytest.mark.parametrize(
     ("sentence", "follows"),
     [
         ("Speed-up is 3.1x on average.", "2.4x"),
