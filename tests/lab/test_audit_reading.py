@@ -36,6 +36,10 @@ def read(text: str) -> list[tuple[float, str]]:
         ("(27)%", [(-27.0, "%")]),
         ("12.5 ± 0.3 ms", [(12.5, "ms")]),
         ("12.5 ms ± 0.3 ms", [(12.5, "ms")]),
+        ("12.5¹", []),
+        ("10⁶", []),
+        ("10<sup>-6</sup> s", []),
+        ("12.5<sup>a</sup>", [(12.5, "")]),
         ("-", []),
         ("(測定中)", []),
         ("1K, 2K, 3K", []),
@@ -70,6 +74,14 @@ _SHOWN = [("-1m26.002s", -65.5), ("1,717.07", 2000.0), ("↓36.7%", -12.34), ("+
 def test_running_text_keeps_identifiers_out() -> None:
     found = quantities("On Qwen2.5-7B at threads=16, 1,908.5ms -> 1,467.6ms (-23.1%, -441ms) in v0.15.1")
     assert [q.number for q in found if q.unit.symbol] == [1908.5, 1467.6, -23.1, -441.0]
+
+
+def test_exponents_and_marks_of_footnotes_are_no_digits() -> None:
+    (table,) = audit_text(
+        "<table><tr><th>a<th>b</tr><tr><td>12.5<sup>1</sup><td>10<sup>6</sup></tr></table>"
+    ).tables
+    assert [cell.parts for cell in table.rows[0]] == [(), ()]
+    assert [q.number for q in quantities("2^20 bytes or 10^-6 of 7 GB")] == [7.0]
 
 
 def test_a_table_without_outer_pipes_and_with_a_header_one_cell_short() -> None:

@@ -98,23 +98,26 @@ _COLON = re.compile(r"(?P<sign>[+-])?(?:(?P<h>\d{1,9}):)?(?P<m>\d{1,2}):(?P<s>\d
 # what accounts print for a negative number: (27)%, ($1,200)
 _LOSS = re.compile(rf"^\(([$¥€])({_NUMBER})()\)$|^\(()({_NUMBER})\)(\s?%)$")
 _MISSING = {"", "-", "--", "—", "–", "n/a", "na", "nan", "none", "null", "tbd", "?", "*", "無", "无", "なし"}
-_BEFORE = re.compile(r"[A-Za-z0-9_.,:/#=\\]$|[A-Za-z0-9]-$")
+_BEFORE = re.compile(r"[A-Za-z0-9_.,:/#=\\^]$|[A-Za-z0-9^]-$")
 
 
 @lru_cache(maxsize=8192)
 def plain(text: str) -> str:
     """Text without Markdown and HTML markup, with one form for each character that has several."""
     text = re.sub(r"<br\s*/?>", " ; ", text, flags=re.IGNORECASE)
+    # a footnote's mark or an exponent is no further digit: 12.5¹, 10<sup>6</sup>
+    text = re.sub(r"<sup\b[^<>]*>|(?<![⁰¹²³⁴-⁹⁺⁻])(?=[⁰¹²³⁴-⁹⁺⁻])", "^", text, flags=re.IGNORECASE)
     text = html.unescape(re.sub(r"</?[A-Za-z][^<>]*>", "", text))
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"(\*\*|__|`|~~)", "", text)
-    text = unicodedata.normalize("NFKC", text.replace("²", "^2").replace("½", "1/2"))
+    text = unicodedata.normalize("NFKC", text.replace("½", "1/2"))
     text = text.replace("−", "-").replace("‐", "-").replace("‑", "-").replace("–", "-").replace("→", "→")
     return re.sub(r"[ \t\u3000\xa0]+", " ", text).strip().strip("*").strip()
 
 
 # no table's number, and none that arithmetic on it would survive
 _MONSTER = re.compile(r"[\d,.]{60}|[eE][+-]?0*[1-9]\d\d")
+_POWER = re.compile(r"\^[+-]?\d")
 _START = re.compile(r"[\d↓↑~≈≒約约±<>≤≥+\-$¥€]")
 
 
@@ -143,7 +146,9 @@ def _at(text: str, start: int) -> Quantity | None:
     if clock is not None:
         return _clock(clock, "m")
     match = _QUANTITY.match(text, start)
-    return None if match is None or _MONSTER.search(match[0]) else _quantity(match)
+    if match is None or _MONSTER.search(match[0]) or _POWER.match(text, match.end("number")):
+        return None
+    return _quantity(match)
 
 
 def _clock(match: re.Match[str], style: str) -> Quantity:

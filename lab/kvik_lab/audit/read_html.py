@@ -55,6 +55,8 @@ class _Parser(HTMLParser):
             self._start_cell(tag, dict(attrs))
         elif tag == "br" and self.cell is not None:
             self.cell.text += " ; "
+        elif tag == "sup":
+            self.handle_data("^")
         elif tag in _BLOCKS and self.cell is None:
             self._flush(heading=False)
 
