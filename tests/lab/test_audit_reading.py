@@ -92,6 +92,14 @@ def test_a_table_without_outer_pipes_and_with_a_header_one_cell_short() -> None:
     assert [cell.text for cell in table.rows[1]] == ["second", "3.00", "9.00", "3.00"]
 
 
+@pytest.mark.parametrize(
+    "code",
+    ["```\nx\n~~~\n```", "````md\n```sh\nx\n```\n````", "```x``` is code", "~~~\n```\n~~~", "```\n```y\n```"],
+)
+def test_code_ends_at_a_fence_like_the_one_that_began_it(code: str) -> None:
+    assert len(audit_text(f"{code}\n\n| a | b |\n|---|---|\n| 1 | 2 |\n").tables) == 1
+
+
 def test_cells_merged_from_above_are_put_under_their_column() -> None:
     text = (
         "| set | model | change | note |\n|---|---|---|---|\n| TP=2 | one | +8.6% | best |\n"
