@@ -122,6 +122,8 @@ def test_the_best_time_is_the_least_and_the_best_rate_the_greatest(sentence: str
         ("A call is 5.5x faster with the first (21.6 ms against 83.9 ms).", ["3.9x"]),
         ("The store is 5.5x smaller, and calls are quick (21.6 ms against 83.9 ms).", []),
         ("Of 9,960 patterns 113 remain, a reduction of 59.50%.", ["98.87%"]),
+        ("It fell from 250.0 ms to 200.0 ms; the store shrank by 21.5%.", []),
+        ("It fell from 250.0 ms to 200.0 ms; that is 20.4%.", []),
         ("We cut 200 lines from 3 files and reduced the time by 20%.", []),
     ],
 )

@@ -95,6 +95,15 @@ def test_the_sign_of_a_value_in_parentheses_counts() -> None:
     assert found.diagnosis == "the sign"
 
 
+def test_only_bytes_and_counts_have_prefixes_of_1024() -> None:
+    def why(unit: str) -> str | None:
+        rows = ("load | 4.00 | 0.24", "run | 5.00 | 0.66", "save | 1.00 | 0.10", "total | 10.74 | 1.00")
+        return only(table(f"phase | a ({unit}) | b ({unit})", *rows)).diagnosis
+
+    assert "GiB" in (why("GB") or "")
+    assert "GiB" not in (why("ms") or "")
+
+
 def test_bandwidth_is_size_times_count_over_time() -> None:
     rows = (
         "16 KiB | 16 | 0.055 | 4.77 GB/s",
