@@ -5,24 +5,17 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
+from kvik_lab.audit import rules as r
 from kvik_lab.audit.claims import Scene, Sentence, claim, loose
 from kvik_lab.audit.groups import Group, groups, overlap, ranked, total
 from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity
-from kvik_lab.audit.rules import Value, holds
+from kvik_lab.audit.rules import Value, exactly, holds
 from kvik_lab.audit.series import View
 from kvik_lab.audit.slips import DIGITS
-
-Aggregate = Callable[[Sequence[float]], float]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
 
 _BEHIND: tuple[tuple[str, str], ...] = (
     (r"on average|in the mean|平均で|\bmean\b|average", "mean"),
@@ -46,13 +39,8 @@ _BEFORE: tuple[tuple[str, str], ...] = (
     (r"\bmin\b|minimum|minimal|lowest|smallest|at least|最小|最低|最短", "minimum"),
     (r"\btotal|\bsum\b|合計|合计|总共|総|总计|altogether|全部で", "sum"),
 )
-_FUNCTIONS: dict[str, Aggregate] = {
-    "mean": _mean,
-    "geometric mean": lambda v: math.exp(_mean([math.log(x) for x in v])) if min(v) > 0 else math.nan,
-    "median": statistics.median,
-    "maximum": max,
-    "minimum": min,
-    "sum": math.fsum,
+_FUNCTIONS = {
+    family.name: family.function for family in (r.MEAN, r.GEOMETRIC, r.MEDIAN, r.LARGEST, r.SMALLEST, r.SUM)
 }
 
 
@@ -183,7 +171,7 @@ def _elsewhere(order: list[tuple[int, Group]], meant: Group, printed: Quantity) 
     """Which other summary, or which single value, is printed in place of the one that was meant."""
     fine = replace(printed, approx=False)
     for value, label in zip(meant.values, meant.labels, strict=True):
-        if holds(fine, value) or holds(fine, replace_sign(value)):
+        if holds(fine, value) or holds(fine, -value):
             return f"a single value is printed: that of {label or 'one cell'}"
     for group in [meant, *(group for _, group in order if group is not meant)]:
         for name in ("mean", "maximum", "minimum", "median"):
@@ -193,17 +181,12 @@ def _elsewhere(order: list[tuple[int, Group]], meant: Group, printed: Quantity) 
     return None
 
 
-def replace_sign(value: Value) -> Value:
-    """A value with the other sign."""
-    return Value(-value.high, -value.middle, -value.low, value.scale)
-
-
 def _value(group: Group, name: str, printed: Quantity) -> Value | None:
     """The aggregate of a group; of sizes, where the text leaves the sign to its words."""
     values = group.values
     falling = sum(v.middle < 0 for v in values) * 2 > len(values)
     if falling:  # the largest of reductions is the one of the largest size
-        values = tuple(Value(-v.high, -v.middle, -v.low, v.scale) for v in values)
+        values = tuple(-v for v in values)
     if name == "sum" and len(values) < 2:
         return None
     function = _FUNCTIONS[name]
@@ -213,7 +196,7 @@ def _value(group: Group, name: str, printed: Quantity) -> Value | None:
     except ValueError:
         return None
     value = Value(min(ends), middle, max(ends), printed.unit.scale)
-    return replace_sign(value) if falling and printed.number < 0 else value
+    return -value if falling and printed.number < 0 else value
 
 
 def _claim(sentence: Sentence, printed: Quantity, group: Group, name: str, value: Value) -> Check:
@@ -284,7 +267,7 @@ def _product(view: View, sentence: Sentence, printed: Quantity, table: int) -> C
         if any(slot.quantity.decimals or slot.quantity.unit.dimension for slot in slots):
             continue
         total = math.prod(numbers)
-        value = Value(total, total, total, printed.unit.scale)
+        value = exactly(total, printed.unit.scale)
         formula = " × ".join(f"{n:g}" for n in numbers)
         rule = f"the product of {series.name} of table {table + 1}"
         check = claim(sentence, printed, value, rule, formula)
@@ -323,7 +306,7 @@ def members(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             head = scene.document.tables[table].header[0].lower()
             labels = {label for label in scene.views[table].labels if not total(label)}
             if any(word in head for word in kind) and len(labels) > 1:
-                value = Value(float(len(labels)), float(len(labels)), float(len(labels)), printed.unit.scale)
+                value = exactly(len(labels), printed.unit.scale)
                 rule = f"the rows of table {table + 1}, without totals"
                 yield at, claim(sentence, printed, value, rule, f"{len(labels)} rows")
                 break

@@ -111,7 +111,7 @@ def plain(text: str) -> str:
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"(\*\*|__|`|~~)", "", text)
     text = unicodedata.normalize("NFKC", text.replace("½", "1/2"))
-    text = text.replace("−", "-").replace("‐", "-").replace("‑", "-").replace("–", "-").replace("→", "→")
+    text = text.replace("−", "-").replace("‐", "-").replace("‑", "-").replace("–", "-")
     return re.sub(r"[ \t\u3000\xa0]+", " ", text).strip().strip("*").strip()
 
 

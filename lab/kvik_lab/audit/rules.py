@@ -105,6 +105,14 @@ class Value:
     high: float
     scale: float
 
+    def __neg__(self) -> Value:
+        return Value(-self.high, -self.middle, -self.low, self.scale)
+
+
+def exactly(number: float, scale: float) -> Value:
+    """A value that no rounding blurs."""
+    return Value(number, number, number, scale)
+
 
 def exact(quantity: Quantity, family: str) -> bool:
     """Whether a printed integer is a count, not a rounded measurement."""

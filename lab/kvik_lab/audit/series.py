@@ -114,9 +114,8 @@ def row_labels(table: Table) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _unit_above(table: Table, row: int) -> str:
-    """The text in a row's label cells, carried from above when they are blank: units may stand
-    there."""
+def label_above(table: Table, row: int) -> str:
+    """The text in a row's first cell, carried from above when it is blank; none where it is a number."""
     for at in range(row, -1, -1):
         if table.rows[at] and table.rows[at][0].text:
             return table.rows[at][0].text if table.rows[at][0].main is None else ""
@@ -148,7 +147,7 @@ def _slot(document: str, index: int, table: Table, at: tuple[int, int], part: Pa
     row, column = at
     cell = table.rows[row][column]
     place = Place(document, index, row, column, cell.line)
-    texts = () if part.note else (table.header[column], _unit_above(table, row))
+    texts = () if part.note else (table.header[column], label_above(table, row))
     return Slot(_with_unit(part.quantity, *texts), place, part.label)
 
 
