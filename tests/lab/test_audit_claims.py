@@ -93,6 +93,22 @@ def test_a_column_is_named_at_the_end_of_a_sentence() -> None:
     assert not audit.findings
 
 
+@pytest.mark.parametrize(
+    "sentence",
+    [
+        "The geometric mean of the change is 12.5%.",
+        "At 4,000 tokens the hits are 50% of the peak.",
+        "(0 - 0) / 0 = 25%",
+        "1e90 * 1e90 * 1e90 * 1e90 = 33",
+        "1e90 × 1e90 × 1e90 × 1e90 runs, in all 33.",
+    ],
+)
+def test_arithmetic_that_has_no_result_is_no_claim(sentence: str) -> None:
+    text = "| tokens | hits (GB/s) | change |\n|---|---|---|\n| 1,000 | 0.0 | -50.0% |\n"
+    text += "| 4,000 | 0.0 | +10.0% |\n| 16,000 | 0.0 | +20.0% |\n\n"
+    assert not audit_text(text + sentence + "\n").checks
+
+
 def test_what_can_only_be_confirmed_is_not_counted() -> None:
     assert not claims("It is flat above 388 GB/s on 3 hosts.")
 

@@ -187,13 +187,10 @@ def _value(group: Group, name: str, printed: Quantity) -> Value | None:
     falling = sum(v.middle < 0 for v in values) * 2 > len(values)
     if falling:  # the largest of reductions is the one of the largest size
         values = tuple(-v for v in values)
-    if name == "sum" and len(values) < 2:
-        return None
     function = _FUNCTIONS[name]
-    try:
-        ends = [function([v.low for v in values]), function([v.high for v in values])]
-        middle = function([v.middle for v in values])
-    except ValueError:
+    ends = [function([v.low for v in values]), function([v.high for v in values])]
+    middle = function([v.middle for v in values])
+    if not all(map(math.isfinite, (*ends, middle))):  # a geometric mean of what is not above zero
         return None
     value = Value(min(ends), middle, max(ends), printed.unit.scale)
     return -value if falling and printed.number < 0 else value

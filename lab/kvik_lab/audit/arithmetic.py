@@ -123,7 +123,7 @@ def _calculate(items: list[str]) -> float | None:
             _apply(output, waiting.pop())
     except (IndexError, ZeroDivisionError):
         return None
-    return output[0] if len(output) == 1 else None
+    return output[0] if len(output) == 1 and math.isfinite(output[0]) else None
 
 
 def _apply(output: list[float], operator: str) -> None:

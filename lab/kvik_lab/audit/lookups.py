@@ -190,6 +190,8 @@ def _of_peak(
         if slot is None or len(values) < 2:
             continue
         top = max(values, key=lambda v: v.middle)
+        if top.low <= 0:
+            continue
         own = best(scene, slot)
         value = Value(own.low / top.high, own.middle / top.middle, own.high / top.low, printed.unit.scale)
         formula = f"{slot.quantity.text} / {top.middle / top.scale:g}"

@@ -68,7 +68,7 @@ class Quantity:
 
     def show(self, number: float) -> str:
         """`number` (in the printed unit) printed as this one is."""
-        return _print(self, number)
+        return _print(self, number) if math.isfinite(number) else "no number"
 
 
 @dataclass(frozen=True)
