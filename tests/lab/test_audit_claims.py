@@ -93,6 +93,14 @@ def test_a_column_is_named_at_the_end_of_a_sentence() -> None:
     assert not audit.findings
 
 
+def test_two_rows_may_be_told_each_by_itself() -> None:
+    text = (
+        "| run | old (ms) | new (ms) |\n|---|---|---|\n| alpha | 200.0 | 100.0 |\n| beta | 300.0 | 240.0 |\n"
+    )
+    audit = audit_text(text + "\nalpha is 2.0x faster than before, beta 1.25x.\n")
+    assert [(check.printed, check.holds) for check in audit.checks] == [("1.25x", True)]
+
+
 @pytest.mark.parametrize(
     "sentence",
     [

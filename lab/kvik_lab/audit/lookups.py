@@ -105,13 +105,19 @@ def _about(scene: Scene, sentence: Sentence, at: int, rows: list[_Row]) -> Check
                 _two(series, rows[1].index, rows[0].index),
             )
         ]
+        # each of two rows may be told by itself: "a is 2.0x faster than before, b 1.25x"
+        pairs += [pair for row in rows for pair in _within(columns, row.index)]
         named = [s for s in columns if overlap(_beside(sentence, at), s.name)]
         return _decide(sentence, printed, pairs, decided=len(named) == 1 and len(columns) == 1)
     if len(rows) == 1:
-        slots = [series.slots[rows[0].index] for series in columns]
-        pairs = list(itertools.permutations([s for s in slots if s is not None], 2))
+        pairs = _within(columns, rows[0].index)
         return _decide(sentence, printed, pairs, decided=relative and len(columns) == 2)
     return None
+
+
+def _within(columns: list[Series], row: int) -> list[tuple[Slot | None, Slot | None]]:
+    """Any two cells of a row."""
+    return list(itertools.permutations([series.slots[row] for series in columns], 2))
 
 
 def _beside(sentence: Sentence, at: int) -> str:
