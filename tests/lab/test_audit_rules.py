@@ -104,6 +104,23 @@ def test_only_bytes_and_counts_have_prefixes_of_1024() -> None:
     assert "GiB" not in (why("ms") or "")
 
 
+WARM_UPS = table(
+    "warm-up | noise 2 %: ends at | left | noise 5 %: ends at | left | left after 10",
+    "none | 10 | 0.0 % | 10 | 0.0 % | 0.0 %",
+    "30 % above until request 8 | 18 | 0.0 % | 18 | 0.0 % | 0.0 %",
+    "30 % above, falls to 1/e of that in 10 requests | 23 | 3.2 % | 17 | 6.2 % | 11.0 %",
+    "100 % above, falls to 1/e of that in 10 | 34 | 3.6 % | 26 | 8.2 % | 36.8 %",
+    "100 % above, falls to 1/e of that in 20 | 44 | 11.7 % | 24 | 32.1 % | 60.7 %",
+    "100 % above, falls to nothing over 60 | 60 | 25.6 % | 12 | 76.5 % | 83.3 %",
+)
+
+
+def test_a_number_and_a_percentage_have_no_difference() -> None:
+    assert not [check.text for check in audit_text(WARM_UPS).checks if check.kind == "cell"]
+    rows = ("a | 12.1 % | 14.6 % | 2.5", "b | 10.2 % | 9.1 % | -1.1", "c | 8.8 % | 11.0 % | 3.2")
+    assert only(table("run | old | new | difference", *rows)).follows == "2.2"
+
+
 def test_bandwidth_is_size_times_count_over_time() -> None:
     rows = (
         "16 KiB | 16 | 0.055 | 4.77 GB/s",

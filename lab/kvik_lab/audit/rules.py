@@ -232,7 +232,8 @@ def scales_of(
 
 def _additive(inputs: tuple[Unit, ...], target: Unit, binary: tuple[bool, bool]) -> tuple[float, ...] | None:
     everything = (*inputs, target)
-    if not compatible(everything):
+    kinds = {unit.kind for unit in inputs}
+    if not compatible(everything) or (kinds & {"plain", "count"} and kinds & {"percent", "points"}):
         return None
     plain = sum(unit.kind == "plain" for unit in everything)
     if 0 < plain < len(everything):
