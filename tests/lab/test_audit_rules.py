@@ -121,6 +121,10 @@ def test_a_number_and_a_percentage_have_no_difference() -> None:
     assert only(table("run | old | new | difference", *rows)).follows == "2.2"
 
 
+def test_the_label_of_a_row_says_nothing_of_its_cells() -> None:
+    assert not [check.text for check in audit_text(WARM_UPS).checks if check.kind == "claim"]
+
+
 def test_bandwidth_is_size_times_count_over_time() -> None:
     rows = (
         "16 KiB | 16 | 0.055 | 4.77 GB/s",

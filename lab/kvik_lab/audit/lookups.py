@@ -69,7 +69,7 @@ def _is_key(quantity: Quantity, key: Quantity) -> bool:
 def rows_named(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks of percentages and ratios about one or two named rows, and of differences in a named
     row."""
-    if sentence.code:
+    if sentence.code or _in_table(scene.document, sentence):
         return
     named: dict[int, list[_Row]] = {}
     for at, printed in enumerate(sentence.found):
