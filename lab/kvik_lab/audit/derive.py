@@ -24,7 +24,6 @@ from kvik_lab.audit.quantity import Quantity, quantities
 from kvik_lab.audit.rules import Rule, Value, evaluate, holds
 from kvik_lab.audit.series import Series, View, shifted, words
 from kvik_lab.audit.slips import DIGITS, general
-from kvik_lab.audit.trace import trace
 from kvik_lab.audit.units import NONE
 
 _CEILING = 7.0
@@ -161,9 +160,18 @@ class _Begun:
 def _begun(rule: Rule, target: Series) -> _Begun | None:
     """A rule whose units go together at the first index where all is printed; None when they do
     not."""
-    values = trace(rule, target)
+    values = _given(rule, target)
     first = next(values, None)
     return None if first is None or first[1] is None else _Begun(rule, first, values)
+
+
+def _given(rule: Rule, target: Series) -> Iterator[tuple[int, Value | None]]:
+    """The indices at which target and inputs are printed, with what follows there; None where the units or
+    the numbers forbid the rule. Most rules end at their first cells: nothing is worked out before."""
+    for index in target.printed:
+        slot = target.slots[index]
+        if slot is not None and rule.slots(index) is not None:
+            yield index, evaluate(rule, index, slot.quantity)
 
 
 def _spread(target: Series, named: int) -> float:

@@ -65,11 +65,6 @@ class Series:
         units = {slot.best.unit for slot in present}
         return len(units) == 1 and not any(slot.best.bound for slot in present)
 
-    @property
-    def full(self) -> bool:
-        """Whether no value is missing."""
-        return self.count == len(self.slots)
-
     @cached_property
     def printed(self) -> tuple[int, ...]:
         """The indices of its values that are no bounds."""
