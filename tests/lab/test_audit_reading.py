@@ -65,10 +65,24 @@ def test_printed_digits_give_the_interval() -> None:
 
 def test_what_follows_is_shown_as_the_cell_prints() -> None:
     shown = {text: parse_cell(text)[0].quantity.show(value) for text, value in _SHOWN}
-    assert shown == {"-1m26.002s": "-1m5.500s", "1,717.07": "2,000.00", "↓36.7%": "↓12.3%", "+4 ms": "+7 ms"}
+    assert shown == {
+        "-1m26.002s": "-1m5.500s",
+        "1,717.07": "2,000.00",
+        "↓36.7%": "↓12.3%",
+        "+4 ms": "+7 ms",
+        "$72.00": "$27.00",
+        "-$1,200": "-$900",
+    }
 
 
-_SHOWN = [("-1m26.002s", -65.5), ("1,717.07", 2000.0), ("↓36.7%", -12.34), ("+4 ms", 7.2)]
+_SHOWN = [
+    ("-1m26.002s", -65.5),
+    ("1,717.07", 2000.0),
+    ("↓36.7%", -12.34),
+    ("+4 ms", 7.2),
+    ("$72.00", 27.0),
+    ("-$1,200", -900.0),
+]
 
 
 def test_running_text_keeps_identifiers_out() -> None:

@@ -317,9 +317,12 @@ def _print(like: Quantity, number: float) -> str:
     else:
         shown = ("-" if rounded < 0 else "+" if like.signed and rounded > 0 else "") + digits
     symbol = like.unit.symbol
+    mark = "~" if like.approx else ""
+    if like.unit.kind == "money" and re.search(re.escape(symbol) + r"[+-]?\d", like.text):  # $1,200
+        sign = shown.rstrip("0123456789.,")
+        return mark + sign + symbol + shown.removeprefix(sign)
     written = symbol and symbol in like.text
     space = " " if written and re.search(r"\d\s" + re.escape(symbol), like.text) else ""
-    mark = "~" if like.approx else ""
     return mark + shown + (space + symbol if written else "")
 
 
