@@ -90,6 +90,18 @@ def test_running_text_keeps_identifiers_out() -> None:
     assert [q.number for q in found if q.unit.symbol] == [1908.5, 1467.6, -23.1, -441.0]
 
 
+def test_a_size_stands_before_what_is_counted() -> None:
+    found = quantities("4 KB pages, 10K requests, 20 ms steps, 1.5K tokens and 5 s-7 s")
+    assert [(q.number * q.unit.scale, q.unit.kind) for q in found] == [
+        (4000.0, "bytes"),
+        (10_000.0, "count"),
+        (0.02, "time"),
+        (1500.0, "tokens"),
+        (5.0, "time"),
+    ]
+    assert not audit_text("4 KB pages * 262,144 = 1 GB.\n").findings
+
+
 def test_exponents_and_marks_of_footnotes_are_no_digits() -> None:
     (table,) = audit_text(
         "<table><tr><th>a<th>b</tr><tr><td>12.5<sup>1</sup><td>10<sup>6</sup></tr></table>"

@@ -187,7 +187,7 @@ def _quantity(match: re.Match[str]) -> Quantity:
         number=number,
         half=_half(mantissa, decimals, approx),
         decimals=max(decimals, 0),
-        unit=_thousands(match) or (unit(symbol) if symbol else None) or PLAIN,
+        unit=_counted(match) or (unit(symbol) if symbol else None) or PLAIN,
         text=match[0].strip(),
         digits=match["number"],
         signed=sign in ("+", "-"),
@@ -199,13 +199,16 @@ def _quantity(match: re.Match[str]) -> Quantity:
     )
 
 
-def _thousands(match: re.Match[str]) -> Unit | None:
-    """The unit of "1.5K tokens": a prefix of its own before what is counted."""
+def _counted(match: re.Match[str]) -> Unit | None:
+    """The unit of "1.5K tokens" and "4 KB pages": a prefix, or a size, of its own before what is counted."""
     first, counted = (match["first"] or "").strip(), (match["unit"] or "").strip()
-    if first not in ("k", "K", "M") or not counted or match["upper"] is not None:
+    if not first or not counted or match["upper"] is not None:
         return None
-    one = unit(first + counted)
-    return None if one is None else replace(one, symbol=(first + match["unit"]).strip())
+    one = unit(first + counted) if first in ("k", "K", "M") else None
+    if one is not None:
+        return replace(one, symbol=(first + match["unit"]).strip())
+    size = unit(first)
+    return size if size is not None and size.scale != 1 else None
 
 
 def _half(mantissa: str, decimals: int, approx: bool) -> float:
