@@ -93,6 +93,13 @@ def test_a_column_is_named_at_the_end_of_a_sentence() -> None:
     assert not audit.findings
 
 
+def test_one_count_of_a_sentence_is_that_of_all_combinations() -> None:
+    text = "| factor | levels |\n|---|---|\n| size | 3 |\n| threads | 4 |\n| arm | 2 |\n\n"
+    assert not audit_text(text + "All combinations are 24 patterns, each made 3 times: 72 runs.\n").findings
+    (found,) = audit_text(text + "All combinations are 42 patterns, on 3 hosts.\n").findings
+    assert found.follows == "24 patterns"
+
+
 def test_two_rows_may_be_told_each_by_itself() -> None:
     text = (
         "| run | old (ms) | new (ms) |\n|---|---|---|\n| alpha | 200.0 | 100.0 |\n| beta | 300.0 | 240.0 |\n"

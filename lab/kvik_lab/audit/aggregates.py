@@ -240,7 +240,16 @@ _LEVELS = re.compile(r"level|水準|水平|count|数$|個数", re.IGNORECASE)
 
 
 def counts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Checks of stated numbers of combinations and of runs against the tables of factors and layers."""
+    """Checks of stated numbers of combinations and of runs against the tables of factors and layers.
+
+    Where one follows, the others of the sentence are of something else: "24 patterns, 3 times each: 72 runs".
+    """
+    found = list(_counts(scene, sentence))
+    held = [one for one in found if one[1].holds]
+    yield from held or found
+
+
+def _counts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     for at, printed in enumerate(sentence.found):
         context = sentence.after(at)[:14]
         if printed.unit.dimension or printed.decimals or printed.unit.kind not in ("plain", "count"):
