@@ -104,6 +104,31 @@ def test_only_bytes_and_counts_have_prefixes_of_1024() -> None:
     assert "GiB" not in (why("ms") or "")
 
 
+@pytest.mark.parametrize(
+    ("rule", "chunks", "follows"),
+    [
+        ("Keep streams × chunk ≤ 64 MB.", ("2 MB", "1 MB", "512 KB", "4 MB"), [("256 MB", "at most 64 MB")]),
+        ("Keep streams × chunk ≤ 4K.", ("128", "64", "128", "32"), []),
+        ("Keep streams × chunk ≤ 4K.", ("128", "64", "128", "128"), [("8 K", "at most 4 K")]),
+        ("Keep streams × chunk ≤ 4096.", ("2 MB", "1 MB", "512 KB", "4 MB"), []),
+        (
+            "Keep streams × chunk ≤ 4096 tokens.",
+            ("128", "64", "128", "128"),
+            [("8192 tokens", "at most 4096 tokens")],
+        ),
+        (
+            "Keep streams × chunk ≤ 4096.",
+            ("128 tokens", "64 tokens", "128 tokens", "128 tokens"),
+            [("8192", "at most 4096")],
+        ),
+    ],
+)
+def test_a_cap_counts_in_its_unit(rule: str, chunks: tuple[str, ...], follows: list[tuple[str, str]]) -> None:
+    rows = [f"{n} | {chunk} | 3.{n}" for n, chunk in zip((16, 16, 32, 64), chunks, strict=True)]
+    findings = audit_text(f"{rule}\n\n" + table("streams | chunk | GB/s", *rows)).findings
+    assert [(found.printed, found.follows) for found in findings] == follows
+
+
 WARM_UPS = table(
     "warm-up | noise 2 %: ends at | left | noise 5 %: ends at | left | left after 10",
     "none | 10 | 0.0 % | 10 | 0.0 % | 0.0 %",

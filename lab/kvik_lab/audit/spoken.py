@@ -152,7 +152,7 @@ def named_products(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     for match in _LEAST.finditer(sentence.text):
         earlier = [(at, q) for at, q in enumerate(sentence.found) if q.span[1] <= match.start()]
         names = [name for name in re.split(r"\s*[×x*]\s+|\s+[×*]\s*", match[1]) if name]
-        factors = [_setting(sentence.heading, name) for name in names]
+        factors = [setting(sentence.heading, name) for name in names]
         known = [factor for factor in factors if factor is not None]
         if not earlier or len(known) < len(factors) or len(known) < 2:
             continue
@@ -166,9 +166,9 @@ def named_products(sentence: Sentence) -> Iterator[tuple[int, Check]]:
         yield at, claim(sentence, printed, value, f"the product of {match[1]}", formula)
 
 
-def _setting(text: str, name: str) -> Quantity | None:
+def setting(text: str, name: str) -> Quantity | None:
     """The value that a text sets for a name: "block=1MB"."""
-    match = re.search(rf"\b{re.escape(name)}\w*\s*[=:]\s*(?=\d)", text)
+    match = re.search(rf"\b{re.escape(name)}\w*\s*[=:]\s*(?=\d)", text, re.IGNORECASE)
     found = quantities(text[match.end() :]) if match else []
     return found[0] if found and found[0].span[0] == 0 and found[0].single else None
 
