@@ -145,6 +145,12 @@ def test_html_cells_span_rows_and_columns() -> None:
     assert [cell.text for cell in table.rows[1]] == ["4K", "3.0", "4.0"]
 
 
+def test_a_table_in_a_table_is_one_of_its_own() -> None:
+    inner = "<table><tr><th>run<th>a<th>b</tr><tr><td>x<td>1.0<td>2.0</tr></table>"
+    page = f"<html><table><tr><td>menu<td>{inner}</tr></table><p>It is 5 ms.</p>{inner}</html>"
+    assert [table.header for table in audit_text(page).tables] == [("run", "a", "b")] * 2
+
+
 def test_a_table_whose_cells_became_paragraphs() -> None:
     cells = ["Configuration", "Write", "Read", "threads=8", "318.71 GB/s", "277.06 GB/s"]
     cells += ["threads=16", "365.66 GB/s", "-", "threads=32", "364.21 GB/s", "250.90 GB/s"]

@@ -35,6 +35,7 @@ class _Parser(HTMLParser):
         super().__init__(convert_charrefs=True)
         self.tables: list[_Open] = []
         self.prose: list[Prose] = []
+        self.outer: list[_Open | None] = []
         self.open: _Open | None = None
         self.cell: _Raw | None = None
         self.skip = 0
@@ -46,8 +47,10 @@ class _Parser(HTMLParser):
         """Open what the tag opens."""
         if tag in ("script", "style"):
             self.skip += 1
-        elif tag == "table" and self.open is None:
+        elif tag == "table":  # that a page is laid out by a table does not make its cells one
             self._flush()
+            self.outer.append(self.open)
+            self.cell = None
             self.open = _Open(self.getpos()[0], self.heading)
         elif tag == "tr" and self.open is not None:
             self.open.rows.append([])
@@ -78,7 +81,7 @@ class _Parser(HTMLParser):
             self.open.caption, self.text = self.text.strip(), ""
         elif tag == "table" and self.open is not None:
             self.tables.append(self.open)
-            self.open, self.cell, self.text = None, None, ""
+            self.open, self.cell, self.text = self.outer.pop(), None, ""
         elif tag in _BLOCKS and self.cell is None:
             self._flush()
 
