@@ -19,6 +19,9 @@ def read(text: str) -> list[tuple[float, str]]:
     ("text", "expected"),
     [
         ("TE: 0.195 (↓36.7%)", [(0.195, ""), (-36.7, "%")]),
+        ("90.0 ms (-25.0%)", [(90.0, "ms"), (-25.0, "%")]),
+        ("90.0 ms (1.3x, -30.0 ms)", [(90.0, "ms"), (1.3, "x"), (-30.0, "ms")]),
+        ("90.0 -> 120.0", [(90.0, ""), (120.0, "")]),
         ("~109 MB", [(109.0, "MB")]),
         ("8m14.902s", [(494.902, "s")]),
         ("-1m26.002s", [(-86.002, "s")]),
@@ -33,6 +36,10 @@ def read(text: str) -> list[tuple[float, str]]:
         ("(27)%", [(-27.0, "%")]),
         ("12.5 ± 0.3 ms", [(12.5, "ms")]),
         ("12.5 ms ± 0.3 ms", [(12.5, "ms")]),
+        ("12.5¹", []),
+        ("10⁶", []),
+        ("10<sup>-6</sup> s", []),
+        ("12.5<sup>a</sup>", [(12.5, "")]),
         ("-", []),
         ("(測定中)", []),
         ("1K, 2K, 3K", []),
@@ -58,15 +65,49 @@ def test_printed_digits_give_the_interval() -> None:
 
 def test_what_follows_is_shown_as_the_cell_prints() -> None:
     shown = {text: parse_cell(text)[0].quantity.show(value) for text, value in _SHOWN}
-    assert shown == {"-1m26.002s": "-1m5.500s", "1,717.07": "2,000.00", "↓36.7%": "↓12.3%", "+4 ms": "+7 ms"}
+    assert shown == {
+        "-1m26.002s": "-1m5.500s",
+        "1,717.07": "2,000.00",
+        "↓36.7%": "↓12.3%",
+        "+4 ms": "+7 ms",
+        "$72.00": "$27.00",
+        "-$1,200": "-$900",
+    }
 
 
-_SHOWN = [("-1m26.002s", -65.5), ("1,717.07", 2000.0), ("↓36.7%", -12.34), ("+4 ms", 7.2)]
+_SHOWN = [
+    ("-1m26.002s", -65.5),
+    ("1,717.07", 2000.0),
+    ("↓36.7%", -12.34),
+    ("+4 ms", 7.2),
+    ("$72.00", 27.0),
+    ("-$1,200", -900.0),
+]
 
 
 def test_running_text_keeps_identifiers_out() -> None:
     found = quantities("On Qwen2.5-7B at threads=16, 1,908.5ms -> 1,467.6ms (-23.1%, -441ms) in v0.15.1")
     assert [q.number for q in found if q.unit.symbol] == [1908.5, 1467.6, -23.1, -441.0]
+
+
+def test_a_size_stands_before_what_is_counted() -> None:
+    found = quantities("4 KB pages, 10K requests, 20 ms steps, 1.5K tokens and 5 s-7 s")
+    assert [(q.number * q.unit.scale, q.unit.kind) for q in found] == [
+        (4000.0, "bytes"),
+        (10_000.0, "count"),
+        (0.02, "time"),
+        (1500.0, "tokens"),
+        (5.0, "time"),
+    ]
+    assert not audit_text("4 KB pages * 262,144 = 1 GB.\n").findings
+
+
+def test_exponents_and_marks_of_footnotes_are_no_digits() -> None:
+    (table,) = audit_text(
+        "<table><tr><th>a<th>b</tr><tr><td>12.5<sup>1</sup><td>10<sup>6</sup></tr></table>"
+    ).tables
+    assert [cell.parts for cell in table.rows[0]] == [(), ()]
+    assert [q.number for q in quantities("2^20 bytes or 10^-6 of 7 GB")] == [7.0]
 
 
 def test_a_table_without_outer_pipes_and_with_a_header_one_cell_short() -> None:
@@ -75,6 +116,14 @@ def test_a_table_without_outer_pipes_and_with_a_header_one_cell_short() -> None:
     (table,) = audit_text(text).tables
     assert table.header == ("", "a (s)", "b", "delta-b")
     assert [cell.text for cell in table.rows[1]] == ["second", "3.00", "9.00", "3.00"]
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["```\nx\n~~~\n```", "````md\n```sh\nx\n```\n````", "```x``` is code", "~~~\n```\n~~~", "```\n```y\n```"],
+)
+def test_code_ends_at_a_fence_like_the_one_that_began_it(code: str) -> None:
+    assert len(audit_text(f"{code}\n\n| a | b |\n|---|---|\n| 1 | 2 |\n").tables) == 1
 
 
 def test_cells_merged_from_above_are_put_under_their_column() -> None:
@@ -94,6 +143,12 @@ def test_html_cells_span_rows_and_columns() -> None:
     (table,) = audit_text(text).tables
     assert table.header == ("size", "time (ms) a", "time (ms) b")
     assert [cell.text for cell in table.rows[1]] == ["4K", "3.0", "4.0"]
+
+
+def test_a_table_in_a_table_is_one_of_its_own() -> None:
+    inner = "<table><tr><th>run<th>a<th>b</tr><tr><td>x<td>1.0<td>2.0</tr></table>"
+    page = f"<html><table><tr><td>menu<td>{inner}</tr></table><p>It is 5 ms.</p>{inner}</html>"
+    assert [table.header for table in audit_text(page).tables] == [("run", "a", "b")] * 2
 
 
 def test_a_table_whose_cells_became_paragraphs() -> None:

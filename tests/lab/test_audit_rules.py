@@ -88,6 +88,68 @@ def test_composite_cells_over_paired_lines() -> None:
     assert (found.place.row, found.place.column, found.follows) == (2, 2, "↓21.4%")
 
 
+def test_the_sign_of_a_value_in_parentheses_counts() -> None:
+    rows = ("a | 120.0 | 90.0 (-25.0%)", "b | 100.0 | 113.0 (-13.0%)", "c | 200.0 | 158.0 (-21.0%)")
+    found = only(table("run | before (ms) | after (ms)", *rows))
+    assert (found.place.row, found.printed, found.follows) == (1, "-13.0%", "+13.0%")
+    assert found.diagnosis == "the sign"
+
+
+def test_only_bytes_and_counts_have_prefixes_of_1024() -> None:
+    def why(unit: str) -> str | None:
+        rows = ("load | 4.00 | 0.24", "run | 5.00 | 0.66", "save | 1.00 | 0.10", "total | 10.74 | 1.00")
+        return only(table(f"phase | a ({unit}) | b ({unit})", *rows)).diagnosis
+
+    assert "GiB" in (why("GB") or "")
+    assert "GiB" not in (why("ms") or "")
+
+
+@pytest.mark.parametrize(
+    ("rule", "chunks", "follows"),
+    [
+        ("Keep streams × chunk ≤ 64 MB.", ("2 MB", "1 MB", "512 KB", "4 MB"), [("256 MB", "at most 64 MB")]),
+        ("Keep streams × chunk ≤ 4K.", ("128", "64", "128", "32"), []),
+        ("Keep streams × chunk ≤ 4K.", ("128", "64", "128", "128"), [("8 K", "at most 4 K")]),
+        ("Keep streams × chunk ≤ 4096.", ("2 MB", "1 MB", "512 KB", "4 MB"), []),
+        (
+            "Keep streams × chunk ≤ 4096 tokens.",
+            ("128", "64", "128", "128"),
+            [("8192 tokens", "at most 4096 tokens")],
+        ),
+        (
+            "Keep streams × chunk ≤ 4096.",
+            ("128 tokens", "64 tokens", "128 tokens", "128 tokens"),
+            [("8192", "at most 4096")],
+        ),
+    ],
+)
+def test_a_cap_counts_in_its_unit(rule: str, chunks: tuple[str, ...], follows: list[tuple[str, str]]) -> None:
+    rows = [f"{n} | {chunk} | 3.{n}" for n, chunk in zip((16, 16, 32, 64), chunks, strict=True)]
+    findings = audit_text(f"{rule}\n\n" + table("streams | chunk | GB/s", *rows)).findings
+    assert [(found.printed, found.follows) for found in findings] == follows
+
+
+WARM_UPS = table(
+    "warm-up | noise 2 %: ends at | left | noise 5 %: ends at | left | left after 10",
+    "none | 10 | 0.0 % | 10 | 0.0 % | 0.0 %",
+    "30 % above until request 8 | 18 | 0.0 % | 18 | 0.0 % | 0.0 %",
+    "30 % above, falls to 1/e of that in 10 requests | 23 | 3.2 % | 17 | 6.2 % | 11.0 %",
+    "100 % above, falls to 1/e of that in 10 | 34 | 3.6 % | 26 | 8.2 % | 36.8 %",
+    "100 % above, falls to 1/e of that in 20 | 44 | 11.7 % | 24 | 32.1 % | 60.7 %",
+    "100 % above, falls to nothing over 60 | 60 | 25.6 % | 12 | 76.5 % | 83.3 %",
+)
+
+
+def test_a_number_and_a_percentage_have_no_difference() -> None:
+    assert not [check.text for check in audit_text(WARM_UPS).checks if check.kind == "cell"]
+    rows = ("a | 12.1 % | 14.6 % | 2.5", "b | 10.2 % | 9.1 % | -1.1", "c | 8.8 % | 11.0 % | 3.2")
+    assert only(table("run | old | new | difference", *rows)).follows == "2.2"
+
+
+def test_the_label_of_a_row_says_nothing_of_its_cells() -> None:
+    assert not [check.text for check in audit_text(WARM_UPS).checks if check.kind == "claim"]
+
+
 def test_bandwidth_is_size_times_count_over_time() -> None:
     rows = (
         "16 KiB | 16 | 0.055 | 4.77 GB/s",
@@ -150,11 +212,40 @@ def test_lists_are_counted_against_their_levels() -> None:
     assert (found.place.row, found.place.column, found.follows) == (1, 1, "4")
 
 
+def test_counts_of_one_value_are_no_counts_of_a_list() -> None:
+    rows = ("TP=2, PP=1 | 2 | 812 req/s", "TP=1, PP=2 | 2 | 640 req/s", "TP=2, PP=2 | 4 | 1,440 req/s")
+    assert not audit_text(table("setup | GPUs | throughput", *rows)).findings
+
+
+def test_thousands_in_a_list_are_not_two_values() -> None:
+    rows = ("prompt | 3 | 1,000, 2,000, 4,000", "threads | 2 | 1, 2", "arm | 4 | tcp, rdma, efa")
+    found = only(table("factor | levels | values", *rows))
+    assert (found.place.row, found.follows) == (2, "3")
+
+
 def test_the_same_measurement_under_two_keys() -> None:
     first = table("Tokens | TCP (ms) | RDMA (ms)", "1,000 | 662.21 | 674.00", "2,000 | 1,717.07 | 1,646.16")
     second = table("Tokens | TCP (ms) | RDMA (ms)", "1,000 | 668.33 | 679.33", "2,048 | 1,717.07 | 1,646.16")
     found = only(f"{first}\nlater\n\n{second}")
     assert (found.place.table, found.place.row, found.printed, found.follows) == (0, 1, "2,000", "2,048")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [(("32768", "32768"), ("32768", "65536")), (("16384", "32768"), ("16384", "65536"))],
+)
+def test_a_setting_is_no_measurement(first: tuple[str, str], second: tuple[str, str]) -> None:
+    head = "batch | context | time (ms)"
+    one = table(head, f"10 | {first[0]} | 12.3", f"20 | {first[1]} | 14.3")
+    two = table(head, f"16 | {second[0]} | 11.1", f"32 | {second[1]} | 19.0")
+    assert not audit_text(f"{one}\nlater\n\n{two}").findings
+
+
+def test_a_value_that_comes_again_and_again_tells_no_keys_apart() -> None:
+    head = "batch | limit (ms) | rate (%)"
+    one = table(head, "10 | 312.57 | 100.00", "20 | 312.57 | 98.31")
+    two = table(head, "16 | 312.57 | 100.00", "32 | 312.57 | 97.42")
+    assert not audit_text(f"{one}\nlater\n\n{two}").findings
 
 
 @pytest.mark.parametrize(

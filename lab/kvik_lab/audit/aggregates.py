@@ -5,28 +5,23 @@ from __future__ import annotations
 
 import math
 import re
-import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
+from kvik_lab.audit import rules as r
 from kvik_lab.audit.claims import Scene, Sentence, claim, loose
 from kvik_lab.audit.groups import Group, groups, overlap, ranked, total
 from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity
-from kvik_lab.audit.rules import Value, holds
+from kvik_lab.audit.rules import Value, exactly, holds
 from kvik_lab.audit.series import View
 from kvik_lab.audit.slips import DIGITS
 
-Aggregate = Callable[[Sequence[float]], float]
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 _BEHIND: tuple[tuple[str, str], ...] = (
     (r"on average|in the mean|平均で|\bmean\b|average", "mean"),
-    (r"at best|at most|at (the )?peak|at its peak|\bpeak\b|maximum|最大で|at worst|が最大|で最大", "maximum"),
+    (r"at best", "best"),
+    (r"at worst", "worst"),
+    (r"at most|at (the )?peak|at its peak|\bpeak\b|maximum|最大で|が最大|で最大", "maximum"),
     (r"at least|minimum|最小で", "minimum"),
     (r"in total|in all|altogether|になる合計", "sum"),
 )
@@ -34,22 +29,33 @@ _BEFORE: tuple[tuple[str, str], ...] = (
     (r"geometric mean|geomean|几何平均|幾何平均", "geometric mean"),
     (r"\bmean\b|average|平均|均值", "mean"),
     (r"median|中央値|中位", "median"),
+    (r"best|fastest", "best"),
+    (r"slowest", "slowest"),
     (
-        r"\bmax(imum|imal)?\b|peak|best|highest|up to|at most|as much as|largest|greatest|fastest"
+        r"\bmax(imum|imal)?\b|peak|highest|up to|at most|as much as|largest|greatest"
         r"|最大|最高|最多|top\b|峰值|ピーク",
         "maximum",
     ),
-    (r"\bmin\b|minimum|minimal|lowest|smallest|slowest|at least|最小|最低|最短", "minimum"),
+    (r"\bmin\b|minimum|minimal|lowest|smallest|at least|最小|最低|最短", "minimum"),
     (r"\btotal|\bsum\b|合計|合计|总共|総|总计|altogether|全部で", "sum"),
 )
-_FUNCTIONS: dict[str, Aggregate] = {
-    "mean": _mean,
-    "geometric mean": lambda v: math.exp(_mean([math.log(x) for x in v])) if min(v) > 0 else math.nan,
-    "median": statistics.median,
-    "maximum": max,
-    "minimum": min,
-    "sum": math.fsum,
+_FUNCTIONS = {
+    family.name: family.function for family in (r.MEAN, r.GEOMETRIC, r.MEDIAN, r.LARGEST, r.SMALLEST, r.SUM)
 }
+
+
+# what a word says of times, of rates, and of what is neither
+_JUDGED = {
+    "best": ("minimum", "maximum", "maximum"),
+    "slowest": ("maximum", "minimum", "minimum"),
+    "worst": ("maximum", "minimum", "maximum"),
+}
+
+
+def _extreme(name: str, printed: Quantity) -> str:
+    """The aggregate that a word is of a quantity: the best time is the least, the best rate the greatest."""
+    power = dict(printed.unit.dimension).get("time", 0)
+    return _JUDGED[name][0 if power > 0 else 1 if power < 0 else 2] if name in _JUDGED else name
 
 
 def named(sentence: Sentence) -> dict[int, str]:
@@ -102,7 +108,7 @@ def aggregates(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             not printed.unit.dimension and printed.unit.kind not in ("percent", "ratio", "count")
         ):
             continue
-        check = _one(scene, sentence, at, name)
+        check = _one(scene, sentence, at, _extreme(name, printed))
         if check is not None:
             yield at, check
 
@@ -165,7 +171,7 @@ def _elsewhere(order: list[tuple[int, Group]], meant: Group, printed: Quantity) 
     """Which other summary, or which single value, is printed in place of the one that was meant."""
     fine = replace(printed, approx=False)
     for value, label in zip(meant.values, meant.labels, strict=True):
-        if holds(fine, value) or holds(fine, replace_sign(value)):
+        if holds(fine, value) or holds(fine, -value):
             return f"a single value is printed: that of {label or 'one cell'}"
     for group in [meant, *(group for _, group in order if group is not meant)]:
         for name in ("mean", "maximum", "minimum", "median"):
@@ -175,27 +181,19 @@ def _elsewhere(order: list[tuple[int, Group]], meant: Group, printed: Quantity) 
     return None
 
 
-def replace_sign(value: Value) -> Value:
-    """A value with the other sign."""
-    return Value(-value.high, -value.middle, -value.low, value.scale)
-
-
 def _value(group: Group, name: str, printed: Quantity) -> Value | None:
     """The aggregate of a group; of sizes, where the text leaves the sign to its words."""
     values = group.values
     falling = sum(v.middle < 0 for v in values) * 2 > len(values)
     if falling:  # the largest of reductions is the one of the largest size
-        values = tuple(Value(-v.high, -v.middle, -v.low, v.scale) for v in values)
-    if name == "sum" and len(values) < 2:
-        return None
+        values = tuple(-v for v in values)
     function = _FUNCTIONS[name]
-    try:
-        ends = [function([v.low for v in values]), function([v.high for v in values])]
-        middle = function([v.middle for v in values])
-    except ValueError:
+    ends = [function([v.low for v in values]), function([v.high for v in values])]
+    middle = function([v.middle for v in values])
+    if not all(map(math.isfinite, (*ends, middle))):  # a geometric mean of what is not above zero
         return None
     value = Value(min(ends), middle, max(ends), printed.unit.scale)
-    return replace_sign(value) if falling and printed.number < 0 else value
+    return -value if falling and printed.number < 0 else value
 
 
 def _claim(sentence: Sentence, printed: Quantity, group: Group, name: str, value: Value) -> Check:
@@ -242,7 +240,16 @@ _LEVELS = re.compile(r"level|水準|水平|count|数$|個数", re.IGNORECASE)
 
 
 def counts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Checks of stated numbers of combinations and of runs against the tables of factors and layers."""
+    """Checks of stated numbers of combinations and of runs against the tables of factors and layers.
+
+    Where one follows, the others of the sentence are of something else: "24 patterns, 3 times each: 72 runs".
+    """
+    found = list(_counts(scene, sentence))
+    held = [one for one in found if one[1].holds]
+    yield from held or found
+
+
+def _counts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     for at, printed in enumerate(sentence.found):
         context = sentence.after(at)[:14]
         if printed.unit.dimension or printed.decimals or printed.unit.kind not in ("plain", "count"):
@@ -251,7 +258,7 @@ def counts(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             continue
         for table in scene.near(sentence)[:3]:
             check = _product(scene.views[table], sentence, printed, table)
-            if check is not None and (_FACTORIAL.search(sentence.text) or check.holds):
+            if check is not None:
                 # "full factorial" leaves no choice of what is counted
                 yield at, check if check.holds else replace(check, diagnosis="another number of levels")
                 break
@@ -266,7 +273,7 @@ def _product(view: View, sentence: Sentence, printed: Quantity, table: int) -> C
         if any(slot.quantity.decimals or slot.quantity.unit.dimension for slot in slots):
             continue
         total = math.prod(numbers)
-        value = Value(total, total, total, printed.unit.scale)
+        value = exactly(total, printed.unit.scale)
         formula = " × ".join(f"{n:g}" for n in numbers)
         rule = f"the product of {series.name} of table {table + 1}"
         check = claim(sentence, printed, value, rule, formula)
@@ -305,7 +312,7 @@ def members(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             head = scene.document.tables[table].header[0].lower()
             labels = {label for label in scene.views[table].labels if not total(label)}
             if any(word in head for word in kind) and len(labels) > 1:
-                value = Value(float(len(labels)), float(len(labels)), float(len(labels)), printed.unit.scale)
+                value = exactly(len(labels), printed.unit.scale)
                 rule = f"the rows of table {table + 1}, without totals"
                 yield at, claim(sentence, printed, value, rule, f"{len(labels)} rows")
                 break

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from kvik_lab.audit.claims import Sentence, claim, loose
 from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity
-from kvik_lab.audit.rules import Value, holds
+from kvik_lab.audit.rules import Value, exactly, holds
 
 _OPERATOR = re.compile(r"^[^=≈\d+×*/÷]*?([×*+/÷-]|(?<![A-Za-z])x(?![A-Za-z]))[^=≈\d+×*/÷]*?$")
 _EQUALS = re.compile(r"^[^=≈<>]*(?:=|≈|=>)[^=<>]*$")
@@ -123,7 +123,7 @@ def _calculate(items: list[str]) -> float | None:
             _apply(output, waiting.pop())
     except (IndexError, ZeroDivisionError):
         return None
-    return output[0] if len(output) == 1 else None
+    return output[0] if len(output) == 1 and math.isfinite(output[0]) else None
 
 
 def _apply(output: list[float], operator: str) -> None:
@@ -156,13 +156,7 @@ def _result(sentence: Sentence, span: tuple[int, int], value: float) -> Check:
         sizes = [1.0, 1 / printed.unit.scale, 1 / printed.unit.binary]
         factor = next((f for f in sizes if printed.low <= value * f <= printed.high), 1.0)
     number = value * factor
-    return claim(
-        sentence,
-        printed,
-        Value(number, number, number, scale if scale != 1 else 1.0),
-        "the equation as written",
-        formula,
-    )
+    return claim(sentence, printed, exactly(number, scale), "the equation as written", formula)
 
 
 def _equal(sentence: Sentence, printed: Quantity, other: Operand) -> Check:
@@ -209,7 +203,7 @@ def products(sentence: Sentence) -> Iterator[tuple[int, Check]]:
             continue
         at, printed = earlier[-1]
         total = float(match[1].replace(",", "")) * float(match[2].replace(",", "")) * each.scale
-        value = Value(total, total, total, printed.unit.scale)
+        value = exactly(total, printed.unit.scale)
         yield at, claim(sentence, loose(printed), value, "count times the rate of one", match[0])
 
 
@@ -237,7 +231,7 @@ def totals(sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 told = 0 <= at < len(found) and _TOLD.fullmatch(gap) is not None
                 if told and found[at].single and found[at].unit.kind in ("plain", "count"):
                     product = math.prod(q.number * q.unit.scale for q in chain)
-                    value = Value(product, product, product, found[at].unit.scale)
+                    value = exactly(product, found[at].unit.scale)
                     formula = " × ".join(q.text for q in chain)
                     yield at, claim(sentence, found[at], value, "the product beside it", formula)
         start = end
@@ -249,7 +243,7 @@ def sizes(sentence: Sentence) -> Iterator[tuple[int, Check]]:
         for at, printed in enumerate(sentence.found):
             if printed.span[0] >= match.start(3) and printed.span[1] <= match.end():
                 total = float(int(match[1]) << int(match[2]))
-                value = Value(total, total, total, printed.unit.binary)
+                value = exactly(total, printed.unit.binary)
                 yield at, claim(sentence, printed, value, "the same size", f"{match[1]}<<{match[2]}")
     for at in range(len(sentence.found) - 1):
         size, number = sentence.found[at], sentence.found[at + 1]
@@ -257,7 +251,7 @@ def sizes(sentence: Sentence) -> Iterator[tuple[int, Check]]:
         enclosed = re.fullmatch(r"\s*\(", joint) and sentence.after(at + 1).startswith(")")
         if enclosed and number.unit.kind == "plain" and size.unit.kind == "bytes" and number.number >= 1024:
             total = size.number * size.unit.binary
-            value = Value(total, total, total, 1.0)
+            value = exactly(total, 1.0)
             yield at + 1, claim(sentence, number, value, "the same size", size.text)
 
 
@@ -272,7 +266,5 @@ def conversions(sentence: Sentence) -> Iterator[tuple[int, Check]]:
             continue
         bits = ("b" in a.unit.symbol.replace("bytes", "")) != ("b" in b.unit.symbol.replace("bytes", ""))
         if bits and _SAME_RATE.search(sentence.before(at + 1)):
-            value = Value(
-                a.number * a.unit.scale, a.number * a.unit.scale, a.number * a.unit.scale, b.unit.scale
-            )
+            value = exactly(a.number * a.unit.scale, b.unit.scale)
             yield at + 1, claim(sentence, loose(b), value, "the same rate", a.text)

@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvik_lab.audit.model import Check, Document, Place, Prose
-from kvik_lab.audit.quantity import quantities
+from kvik_lab.audit.quantity import Quantity, quantities
 from kvik_lab.audit.series import View
+from kvik_lab.audit.spoken import setting
+from kvik_lab.audit.units import NONE, TOKENS, Dimension
 
 _NAME = r"[A-Za-z][A-Za-z_]*"
 _CAP = re.compile(
@@ -26,7 +29,7 @@ _BINDS = re.compile(r"\b(keep|as long as|must|cap|limit|at most|so)\b", re.IGNOR
 @dataclass(frozen=True)
 class _Cap:
     names: tuple[str, ...]
-    most: float
+    most: Quantity
     text: str
     line: int
 
@@ -40,16 +43,17 @@ def caps(document: Document, views: list[View]) -> Iterator[Check]:
         for names in {rule.names for rule in rules}:
             own = [rule for rule in rules if rule.names == names]
             rule = min(own, key=lambda one: abs(one.line - table.line))
-            found = [(row, _product(view, row, names)) for row in range(len(table.rows))]
+            unit = rule.most.unit
+            found = [(row, _product(view, row, rule)) for row in range(len(table.rows))]
             known = [(row, product) for row, product in found if product is not None]
-            over = [(row, product) for row, product in known if product[0] > rule.most]
+            over = [(row, product) for row, product in known if product[0] > rule.most.number]
             if len(known) - len(over) >= max(2, 2 * len(over)):
                 for row, (product, formula) in over:
                     place = Place(document.name, index, row, 0, table.rows[row][0].line)
-                    text = f"{rule.text}: {formula} = {product:g} exceeds {rule.most:g}"
+                    printed, most = (f"{n:g} {unit.symbol}".strip() for n in (product, rule.most.number))
+                    text = f"{rule.text}: {formula} = {printed} exceeds {most}"
                     name = " × ".join(names)
-                    follows = f"at most {rule.most:g}"
-                    yield Check(place, "cell", f"{product:g}", follows, False, name, formula, text, None)
+                    yield Check(place, "cell", printed, f"at most {most}", False, name, formula, text, None)
 
 
 def _stated(line: Prose) -> Iterator[_Cap]:
@@ -67,29 +71,34 @@ def _stated(line: Prose) -> Iterator[_Cap]:
             most = after if "=" in joint else most
         names = tuple(name.lower() for name in re.findall(_NAME, match["names"]) if name != "x")
         text = f"{match['names']} {match['mark'] or '≤'} {most.text}"
-        yield _Cap(names, most.number * most.unit.scale, text, line.line)
+        yield _Cap(names, most, text, line.line)
 
 
-def _product(view: View, row: int, names: tuple[str, ...]) -> tuple[float, str] | None:
-    """The product of named settings in a row: of its columns, or as its label gives them."""
-    factors = [_setting(view, row, name) for name in names]
+def _product(view: View, row: int, rule: _Cap) -> tuple[float, str] | None:
+    """The product of named settings in a row, in the unit of the cap: of its columns, or as its label gives
+    them. None where one is missing, or where it is of something else than the cap."""
+    factors = [_setting(view, row, name) for name in rule.names]
     known = [factor for factor in factors if factor is not None]
-    if len(known) < len(names):
+    if len(known) < len(factors) or _measured(known) != _measured([rule.most]):
         return None
-    product = 1.0
-    for factor in known:
-        product *= factor
-    return product, " × ".join(f"{factor:g}" for factor in known)
+    # prefixes of 1024 on both sides: a product of 4096 does not exceed 4K
+    product = math.prod(factor.number * factor.unit.binary for factor in known) / rule.most.unit.binary
+    return product, " × ".join(f"{factor.number:g} {factor.unit.symbol}".strip() for factor in known)
 
 
-def _setting(view: View, row: int, name: str) -> float | None:
+def _measured(factors: list[Quantity]) -> list[Dimension]:
+    """What is more than a number: tokens are counted as threads are."""
+    return [factor.unit.dimension for factor in factors if factor.unit.dimension not in (NONE, TOKENS)]
+
+
+def _setting(view: View, row: int, name: str) -> Quantity | None:
     stem = name.removesuffix("_size").rstrip("s")
-    label = re.search(rf"\b{re.escape(stem)}\w*\s*[=:]\s*(\d+)", view.labels[row], re.IGNORECASE)
-    if label is not None:
-        return float(label[1])
+    told = setting(view.labels[row], stem)
+    if told is not None:
+        return told
     for series in view.series:
         slot = series.slots[row]
         same = re.fullmatch(rf"{re.escape(stem)}(s|_size| size)?", series.name.strip().lower())
         if slot is not None and series.note == 0 and same:
-            return slot.quantity.number
+            return slot.quantity
     return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from kvik_lab.audit.model import Check, Document, Place, Prose
+from kvik_lab.audit.model import Check, Document, Place, Prose, recomputed
 from kvik_lab.audit.quantity import Quantity, quantities
 from kvik_lab.audit.rules import Family, Value, compute, holds
 from kvik_lab.audit.series import View
@@ -101,12 +101,9 @@ def claim(sentence: Sentence, printed: Quantity, value: Value, rule: str, formul
     number = value.middle / value.scale
     if printed.number > 0 > number and not printed.signed and not printed.arrow:
         number = -number
-    follows = printed.show(number)
-    text = f"{rule}: {formula} = {number:.6g}{(' ' + printed.unit.symbol) if printed.unit.symbol else ''}"
-    text += f", printed {printed.text}" if good else f", so {follows}; printed is {printed.text}"
-    why = None if good else general(printed, value)
     place = Place(sentence.document, None, None, None, sentence.line)
-    return Check(place, "claim", printed.text, follows, good, rule, formula, text, why)
+    check = recomputed(place, printed, number, printed.show(number), good, rule, formula)
+    return replace(check, diagnosis=None if good else general(printed, value))
 
 
 def computed(family: Family, inputs: Sequence[Quantity], printed: Quantity) -> Value | None:
@@ -114,7 +111,7 @@ def computed(family: Family, inputs: Sequence[Quantity], printed: Quantity) -> V
     value = compute(family, inputs, printed)
     if value is None or printed.signed or printed.arrow or value.middle >= 0:
         return value
-    return Value(-value.high, -value.middle, -value.low, value.scale)
+    return -value
 
 
 def loose(printed: Quantity) -> Quantity:

@@ -30,7 +30,7 @@ def audit(context: click.Context, files: tuple[Path, ...], as_json: bool, everyt
     if as_json:
         shown = {
             "counts": counts(result),
-            "checks": [asdict(check) | {"holds": check.holds} for check in checks],
+            "checks": [asdict(check) for check in checks],
         }
         click.echo(json.dumps(shown, ensure_ascii=False, indent=2))
     else:

@@ -24,7 +24,6 @@ from kvik_lab.audit.quantity import Quantity, quantities
 from kvik_lab.audit.rules import Rule, Value, evaluate, holds
 from kvik_lab.audit.series import Series, View, shifted, words
 from kvik_lab.audit.slips import DIGITS, general
-from kvik_lab.audit.trace import trace
 from kvik_lab.audit.units import NONE
 
 _CEILING = 7.0
@@ -136,34 +135,31 @@ def _inverse(one: Found, other: Found) -> bool:
 def _candidates(view: View, target: Series) -> list[Found]:
     if target.count == 0:
         return []
-    tried = [begun for rule in _hypotheses(view, target) if (begun := _begun(rule, target)) is not None]
+    tried = [rule for rule in _hypotheses(view, target) if _applies(rule, target)]
     if view.axis == "row" and families_named(target.name):
-        tried = [begun for begun in tried if level(begun.rule, target, view)]
-    moved = [any(series.shift for series in begun.rule.inputs) for begun in tried]
+        tried = [rule for rule in tried if level(rule, target, view)]
+    moved = [any(series.shift for series in rule.inputs) for rule in tried]
     plain = math.log(max(len(moved) - sum(moved), 1))
     found = []
-    for begun, away in zip(tried, moved, strict=True):
-        one = _assess(begun, target, view, plain + math.log(1 + sum(moved)) / 2 if away else plain)
+    for rule, away in zip(tried, moved, strict=True):
+        one = _assess(rule, target, view, plain + math.log(1 + sum(moved)) / 2 if away else plain)
         if one is not None and _enough(one, target, view):
             found.append(one)
     return found
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """A rule that applies: what it gives at the first index where all is printed, and the rest."""
+def _given(rule: Rule, target: Series) -> Iterator[tuple[int, Value | None]]:
+    """The indices at which target and inputs are printed, with what follows there; None where the units or
+    the numbers forbid the rule. Most rules end at their first cells: nothing is worked out before."""
+    for index in target.printed:
+        slot = target.slots[index]
+        if slot is not None and rule.slots(index) is not None:
+            yield index, evaluate(rule, index, slot.quantity)
 
-    rule: Rule
-    first: tuple[int, Value | None]
-    rest: Iterator[tuple[int, Value | None]]
 
-
-def _begun(rule: Rule, target: Series) -> _Begun | None:
-    """A rule whose units go together at the first index where all is printed; None when they do
-    not."""
-    values = trace(rule, target)
-    first = next(values, None)
-    return None if first is None or first[1] is None else _Begun(rule, first, values)
+def _applies(rule: Rule, target: Series) -> bool:
+    """Whether a rule's units go together at the first index where all is printed."""
+    return next(_given(rule, target), (0, None))[1] is not None
 
 
 def _spread(target: Series, named: int) -> float:
@@ -176,10 +172,9 @@ def _spread(target: Series, named: int) -> float:
     return spread
 
 
-def _assess(begun: _Begun, target: Series, view: View, cost: float) -> Found | None:
+def _assess(rule: Rule, target: Series, view: View, cost: float) -> Found | None:
     """Where a rule hits and misses, with its score; None when it hits nowhere, applies nowhere, or
     misses more often than any evidence could make good."""
-    rule = begun.rule
     named = level(rule, target, view)
     allowed = _allowed(rule, target, view, named)
     if allowed < 0:
@@ -188,7 +183,7 @@ def _assess(begun: _Begun, target: Series, view: View, cost: float) -> Found | N
     misses: list[int] = []
     values: dict[float, tuple[Value, float]] = {}  # what is printed again says nothing again
     misfit = 0.0
-    for index, value in itertools.chain([begun.first], begun.rest):
+    for index, value in _given(rule, target):
         slot = target.slots[index]
         if slot is None or value is None:
             continue

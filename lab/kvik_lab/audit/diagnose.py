@@ -21,17 +21,19 @@ def diagnose(found: Found, index: int, value: Value, view: View) -> str | None:
     if slot is None:
         return None
     printed = slot.quantity
-    for text, number in _candidates(found, index, value, view):
+    for text, number in _candidates(found, index, printed, value, view):
         if matches(printed, number / value.scale, value):
             return text
     return general(printed, value)
 
 
-def _candidates(found: Found, index: int, value: Value, view: View) -> Iterator[tuple[str, float]]:
+def _candidates(
+    found: Found, index: int, printed: Quantity, value: Value, view: View
+) -> Iterator[tuple[str, float]]:
     """Other computations, with what they give in base units."""
-    yield from _bases(found, index)
+    yield from _bases(found, index, printed)
     yield from _other_rows(found, index, value)
-    yield from _other_columns(found, index, view)
+    yield from _other_columns(found, index, printed, view)
     slots = found.rule.slots(index) or []
     numbers = [slot.quantity.number * slot.quantity.unit.scale for slot in slots]
     if found.rule.family.name in ("sum", "mean", "product", "geometric mean"):
@@ -39,15 +41,8 @@ def _candidates(found: Found, index: int, value: Value, view: View) -> Iterator[
     yield from _neighbours(found, index, value)
 
 
-def _slot_quantity(found: Found, index: int) -> Quantity:
-    slot = found.target.slots[index]
-    if slot is None:
-        raise IndexError(index)
-    return slot.quantity
-
-
-def _bases(found: Found, index: int) -> Iterator[tuple[str, float]]:
-    rule, printed = found.rule, _slot_quantity(found, index)
+def _bases(found: Found, index: int, printed: Quantity) -> Iterator[tuple[str, float]]:
+    rule = found.rule
     if rule.family.name in ("change", "reduction", "ratio", "size of change") and len(rule.inputs) == 2:
         a, b = rule.inputs
         swapped = {"change": r.REDUCTION, "reduction": r.CHANGE}.get(rule.family.name)
@@ -82,8 +77,7 @@ def _other_rows(found: Found, index: int, value: Value) -> Iterator[tuple[str, f
         yield f"what follows for {name}", there.middle
 
 
-def _other_columns(found: Found, index: int, view: View) -> Iterator[tuple[str, float]]:
-    printed = _slot_quantity(found, index)
+def _other_columns(found: Found, index: int, printed: Quantity, view: View) -> Iterator[tuple[str, float]]:
     used = {series.key for series in found.rule.inputs}
     if found.rule.family.name in r.MANY or len(found.rule.inputs) > 3:
         return

@@ -13,7 +13,7 @@ from kvik_lab.audit.diagnose import diagnose
 from kvik_lab.audit.keys import displaced
 from kvik_lab.audit.levels import level_counts
 from kvik_lab.audit.matrix import rate_checks
-from kvik_lab.audit.model import Audit, Check, Document, Place
+from kvik_lab.audit.model import Audit, Check, Document, Place, recomputed
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Rule, Value, compute, evaluate, holds
 from kvik_lab.audit.series import Slot, View
@@ -193,8 +193,5 @@ def _check(result: Result, *, good: bool) -> Check:
     formula = written(found.rule, [slot.best.text for slot in slots])
     number = value.middle / value.scale
     follows = printed.show(number) if good else _in_usual_unit(result)
-    exact = f"{number:.6g}{(' ' + printed.unit.symbol) if printed.unit.symbol else ''}"
-    text = f"{rule}: {formula} = {exact}"
-    text += f", printed {printed.text}" if good else f", so {follows}; printed is {printed.text}"
-    why = None if good else diagnose(found, result.index, value, result.view)
-    return Check(result.slot.place, "cell", printed.text, follows, good, rule, formula, text, why)
+    check = recomputed(result.slot.place, printed, number, follows, good, rule, formula)
+    return replace(check, diagnosis=None if good else diagnose(found, result.index, value, result.view))

@@ -11,7 +11,7 @@ from functools import lru_cache
 from kvik_lab.audit.claims import Scene, Sentence
 from kvik_lab.audit.quantity import Quantity, plain
 from kvik_lab.audit.rules import CHANGE, RATIO, Value, compute
-from kvik_lab.audit.series import Slot
+from kvik_lab.audit.series import Slot, label_above
 
 
 @dataclass(frozen=True)
@@ -51,12 +51,12 @@ def groups(scene: Scene, printed: Quantity, near: list[int]) -> Iterator[Group]:
         pooled: dict[str, list[tuple[Slot, Value, str]]] = {}
         for series in view.series:
             found: list[tuple[Slot, Value, str]] = []
-            for label, slot in zip(view.labels, series.slots, strict=True):
+            for row, (label, slot) in enumerate(zip(view.labels, series.slots, strict=True)):
                 if slot is None or not same_kind(slot.quantity, printed) or _TOTALS.match(label):
                     continue
                 found.append((slot, best(scene, slot), label))
                 if series.note:
-                    pooled.setdefault(_metric(scene, slot), []).append(found[-1])
+                    pooled.setdefault(label_above(scene.document.tables[table], row), []).append(found[-1])
             if len(found) >= 2 and (series.position or series.note):
                 yield _group(table, f"{series.name}", heading, found, series.position)
         for metric, found in pooled.items():
@@ -99,18 +99,6 @@ def _group(table: int, names: str, heading: str, found: list[tuple[Slot, Value, 
     )
 
 
-def _metric(scene: Scene, slot: Slot) -> str:
-    """The text of the row's first cell, carried from above."""
-    place = slot.place
-    if place.table is None or place.row is None:
-        return ""
-    rows = scene.document.tables[place.table].rows
-    for row in range(place.row, -1, -1):
-        if rows[row][0].text:
-            return rows[row][0].text if rows[row][0].main is None else ""
-    return ""
-
-
 def same_kind(a: Quantity, b: Quantity) -> bool:
     """Whether two quantities measure the same kind of thing."""
     if a.unit.dimension != b.unit.dimension or a.bound:
@@ -140,7 +128,10 @@ def best(scene: Scene, slot: Slot) -> Value:
     return Value(low, min(max(finer.middle, low), high), high, scale)
 
 
-_WORD = re.compile(r"[a-z][a-z0-9_.]+|\d[\d,.]*[a-z]*|[\u3040-\u30ff]{2,}|[\u4e00-\u9fff]+", re.IGNORECASE)
+# a full stop or comma at its end is not of the word
+_WORD = re.compile(
+    r"[a-z][a-z0-9_.]*[a-z0-9_]|\d(?:[\d,.]*\d)?[a-z]*|[\u3040-\u30ff]{2,}|[\u4e00-\u9fff]+", re.IGNORECASE
+)
 _COMMON = {
     "the",
     "of",

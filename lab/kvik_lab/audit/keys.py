@@ -1,8 +1,8 @@
 """Measured values that stand in two tables of a document under different keys: like compared with
 unlike.
 
-A value of five or more digits does not come out the same twice by chance. Where one column of two
-tables holds it, in a row for 2,000 tokens here and for 2,048 there, one of the keys is not what was
+A measured value of five or more digits does not come out the same twice by chance. Where one column of
+two tables holds it, in a row for 2,000 tokens here and for 2,048 there, one of the keys is not what was
 measured.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from kvik_lab.audit.model import Check, Place
+from kvik_lab.audit.rules import exact
 from kvik_lab.audit.series import Series, Slot, View, words
 
 _DIGITS = 5
@@ -57,15 +58,23 @@ def _shared(one: tuple[View, int], two: tuple[View, int], derived: set[Place]) -
     found = []
     for series in one[0].series:
         slot = series.slots[one[1]]
-        if slot is None or series.note or slot.place in derived:
+        if slot is None or series.note or slot.place in derived or not _telling(series, slot):
             continue
-        digits = slot.quantity.digits.replace(",", "").replace(".", "")
         for other in two[0].series:
             match = other.slots[two[1]]
-            same = match is not None and match.quantity.digits == slot.quantity.digits
-            if same and len(digits) >= _DIGITS and words(series.name) & words(other.name):
+            if match is None or match.quantity.digits != slot.quantity.digits:
+                continue
+            if _telling(other, match) and words(series.name) & words(other.name):
                 found.append(f"{slot.quantity.text} ({series.name})")
     return found
+
+
+def _telling(series: Series, slot: Slot) -> bool:
+    """Whether a value does not come out twice by chance: it is measured, stands in its column once, and has
+    digits enough without the zeros at its end."""
+    digits = slot.quantity.digits.replace(",", "").replace(".", "").strip("0")
+    again = sum(one is not None and one.quantity.digits == slot.quantity.digits for one in series.slots)
+    return len(digits) >= _DIGITS and again == 1 and not exact(slot.quantity, "difference")
 
 
 def _check(key: Slot, other: Slot, shared: list[str], table: int) -> Check:

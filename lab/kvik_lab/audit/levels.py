@@ -8,7 +8,8 @@ import re
 from kvik_lab.audit.model import Check, Place, Table
 from kvik_lab.audit.series import View
 
-_SEPARATOR = re.compile(r"[,、;/]\s*|，\s*")
+# a comma between thousands separates nothing
+_SEPARATOR = re.compile(r"(?:(?<!\d),|,(?!\d{3}(?!\d))|[、;/，])\s*")
 
 
 def listed(text: str) -> int:
@@ -20,7 +21,8 @@ def listed(text: str) -> int:
 
 
 def level_counts(document: str, index: int, table: Table, view: View) -> list[Check]:
-    """Checks of a column of counts whose rows list what they count, where most agree."""
+    """Checks of a column of counts whose rows list what they count, where most agree, and two of different
+    counts: what is 2 everywhere agrees with any two words."""
     best: list[Check] = []
     for series in view.series:
         numbers = [(row, slot) for row, slot in enumerate(series.slots) if slot is not None]
@@ -52,7 +54,7 @@ def level_counts(document: str, index: int, table: Table, view: View) -> list[Ch
                         why,
                     )
                 )
-            right = sum(check.holds for check in checks)
-            if right >= 2 and right > len(checks) - right and len(checks) > len(best):
+            right = [check.printed for check in checks if check.holds]
+            if len(set(right)) >= 2 and 2 * len(right) > len(checks) > len(best):
                 best = checks
     return best

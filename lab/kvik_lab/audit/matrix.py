@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvik_lab.audit.model import Check, Table
+from kvik_lab.audit.model import Check, Table, recomputed
 from kvik_lab.audit.quantity import Quantity, parse_cell, quantities
 from kvik_lab.audit.rules import Value, holds
 from kvik_lab.audit.series import Slot, View
@@ -88,10 +88,8 @@ def _check(cell: _Cell, time: _Cell) -> Check:
     value = Value(
         total / (elapsed.high * unit), total / (elapsed.number * unit), total / (elapsed.low * unit), scale
     )
-    good = holds(printed, value)
-    follows = printed.show(value.middle / scale)
+    number = value.middle / scale
     rule = "bandwidth = count × size / time"
     formula = f"{cell.count.text} × {cell.size.text} / {elapsed.text} {elapsed.unit.symbol}"
-    text = f"{rule}: {formula} = {value.middle / scale:.6g} {printed.unit.symbol}"
-    text += f", printed {printed.text}" if good else f", so {follows}; printed is {printed.text}"
-    return Check(cell.slot.place, "cell", printed.text, follows, good, rule, formula, text, None)
+    follows, good = printed.show(number), holds(printed, value)
+    return recomputed(cell.slot.place, printed, number, follows, good, rule, formula)

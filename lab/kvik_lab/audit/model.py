@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvik_lab.audit.quantity import Part
+from kvik_lab.audit.quantity import Part, Quantity
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,17 @@ class Check:
     formula: str
     text: str
     diagnosis: str | None
+
+
+def recomputed(
+    place: Place, printed: Quantity, number: float, follows: str, good: bool, rule: str, formula: str
+) -> Check:
+    """The check of a printed quantity where `number` (in its unit) follows, as yet without a diagnosis."""
+    exact = f"{number:.6g}{(' ' + printed.unit.symbol) if printed.unit.symbol else ''}"
+    ending = f", printed {printed.text}" if good else f", so {follows}; printed is {printed.text}"
+    kind: Literal["cell", "claim"] = "claim" if place.table is None else "cell"
+    text = f"{rule}: {formula} = {exact}{ending}"
+    return Check(place, kind, printed.text, follows, good, rule, formula, text, None)
 
 
 @dataclass(frozen=True)

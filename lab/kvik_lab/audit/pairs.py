@@ -12,7 +12,7 @@ from dataclasses import replace
 from kvik_lab.audit import rules as r
 from kvik_lab.audit.claims import Sentence, claim, computed, loose
 from kvik_lab.audit.model import Check
-from kvik_lab.audit.quantity import Quantity
+from kvik_lab.audit.quantity import Quantity, quantities
 
 _FROM_TO = re.compile(r"(->|→|=>|⇒|\bto\b|から|到|降至|提升至|增至|vs\.?|versus|against|対|に対し|对比|相比)")
 _VERSUS = re.compile(r"(vs\.?|versus|against|対|に対し|对比|相比)")
@@ -95,15 +95,19 @@ def parts(sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 yield at, claim(sentence, loose(printed), value, "the part of a whole", formula)
 
 
+# behind what says how many there are, a mean may be of anything
+_EACH = re.compile(r"tpot|per token|each token|每个|1 トークン|spread over", re.IGNORECASE)
+_EACH_BESIDE = re.compile(rf"{_EACH.pattern}|稀释|平均", re.IGNORECASE)
+
+
 def spread(sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Checks of "150 ms over 1.5K tokens adds 0.1 ms to each": a time spread over a count."""
-    if not re.search(
-        r"tpot|per token|each token|每个|1 トークン|稀释|平均|spread over", sentence.text, re.IGNORECASE
-    ):
+    """Checks of "150 ms over 1.5K tokens adds 0.1 ms to each": a time spread over a count, which may stand in
+    a sentence before."""
+    counts = [q for q in sentence.found if q.unit.kind in ("tokens", "count")]
+    if not (_EACH_BESIDE if counts else _EACH).search(sentence.text):
         return
-    counts = [
-        q for q in sentence.found if q.unit.kind in ("tokens", "count") and q.number * q.unit.scale >= 100
-    ]
+    counts = counts or [q for q in quantities(sentence.lead) if q.unit.kind in ("tokens", "count")]
+    counts = [q for q in counts if q.number * q.unit.scale >= 100]
     times = [(at, q) for at, q in enumerate(sentence.found) if q.unit.kind == "time"]
     if len(counts) == 1 and len(times) == 2 and times[0][1].number > times[1][1].number:
         (_, total), (at, each) = times
@@ -135,7 +139,7 @@ def remaining(sentence: Sentence) -> Iterator[tuple[int, Check]]:
         if most.number <= 0 or "=" in sentence.before(at):
             continue
         part = 1 - least.number / most.number
-        value = r.Value(part, part, part, printed.unit.scale)
+        value = r.exactly(part, printed.unit.scale)
         formula = f"({most.text} - {least.text}) / {most.text}"
         check = claim(sentence, loose(printed), value, "the reduction of a count", formula)
         told = sentence.text[earlier[-2].span[1] : printed.span[0]]

@@ -68,7 +68,7 @@ class Quantity:
 
     def show(self, number: float) -> str:
         """`number` (in the printed unit) printed as this one is."""
-        return _print(self, number)
+        return _print(self, number) if math.isfinite(number) else "no number"
 
 
 @dataclass(frozen=True)
@@ -98,23 +98,26 @@ _COLON = re.compile(r"(?P<sign>[+-])?(?:(?P<h>\d{1,9}):)?(?P<m>\d{1,2}):(?P<s>\d
 # what accounts print for a negative number: (27)%, ($1,200)
 _LOSS = re.compile(rf"^\(([$¥€])({_NUMBER})()\)$|^\(()({_NUMBER})\)(\s?%)$")
 _MISSING = {"", "-", "--", "—", "–", "n/a", "na", "nan", "none", "null", "tbd", "?", "*", "無", "无", "なし"}
-_BEFORE = re.compile(r"[A-Za-z0-9_.,:/#=\\]$|[A-Za-z0-9]-$")
+_BEFORE = re.compile(r"[A-Za-z0-9_.,:/#=\\^]$|[A-Za-z0-9^]-$")
 
 
 @lru_cache(maxsize=8192)
 def plain(text: str) -> str:
     """Text without Markdown and HTML markup, with one form for each character that has several."""
     text = re.sub(r"<br\s*/?>", " ; ", text, flags=re.IGNORECASE)
+    # a footnote's mark or an exponent is no further digit: 12.5¹, 10<sup>6</sup>
+    text = re.sub(r"<sup\b[^<>]*>|(?<![⁰¹²³⁴-⁹⁺⁻])(?=[⁰¹²³⁴-⁹⁺⁻])", "^", text, flags=re.IGNORECASE)
     text = html.unescape(re.sub(r"</?[A-Za-z][^<>]*>", "", text))
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"(\*\*|__|`|~~)", "", text)
-    text = unicodedata.normalize("NFKC", text.replace("²", "^2").replace("½", "1/2"))
-    text = text.replace("−", "-").replace("‐", "-").replace("‑", "-").replace("–", "-").replace("→", "→")
+    text = unicodedata.normalize("NFKC", text.replace("½", "1/2"))
+    text = text.replace("−", "-").replace("‐", "-").replace("‑", "-").replace("–", "-")
     return re.sub(r"[ \t\u3000\xa0]+", " ", text).strip().strip("*").strip()
 
 
 # no table's number, and none that arithmetic on it would survive
 _MONSTER = re.compile(r"[\d,.]{60}|[eE][+-]?0*[1-9]\d\d")
+_POWER = re.compile(r"\^[+-]?\d")
 _START = re.compile(r"[\d↓↑~≈≒約约±<>≤≥+\-$¥€]")
 
 
@@ -143,7 +146,9 @@ def _at(text: str, start: int) -> Quantity | None:
     if clock is not None:
         return _clock(clock, "m")
     match = _QUANTITY.match(text, start)
-    return None if match is None or _MONSTER.search(match[0]) else _quantity(match)
+    if match is None or _MONSTER.search(match[0]) or _POWER.match(text, match.end("number")):
+        return None
+    return _quantity(match)
 
 
 def _clock(match: re.Match[str], style: str) -> Quantity:
@@ -182,7 +187,7 @@ def _quantity(match: re.Match[str]) -> Quantity:
         number=number,
         half=_half(mantissa, decimals, approx),
         decimals=max(decimals, 0),
-        unit=_thousands(match) or (unit(symbol) if symbol else None) or PLAIN,
+        unit=_counted(match) or (unit(symbol) if symbol else None) or PLAIN,
         text=match[0].strip(),
         digits=match["number"],
         signed=sign in ("+", "-"),
@@ -194,13 +199,16 @@ def _quantity(match: re.Match[str]) -> Quantity:
     )
 
 
-def _thousands(match: re.Match[str]) -> Unit | None:
-    """The unit of "1.5K tokens": a prefix of its own before what is counted."""
+def _counted(match: re.Match[str]) -> Unit | None:
+    """The unit of "1.5K tokens" and "4 KB pages": a prefix, or a size, of its own before what is counted."""
     first, counted = (match["first"] or "").strip(), (match["unit"] or "").strip()
-    if first not in ("k", "K", "M") or not counted or match["upper"] is not None:
+    if not first or not counted or match["upper"] is not None:
         return None
-    one = unit(first + counted)
-    return None if one is None else replace(one, symbol=(first + match["unit"]).strip())
+    one = unit(first + counted) if first in ("k", "K", "M") else None
+    if one is not None:
+        return replace(one, symbol=(first + match["unit"]).strip())
+    size = unit(first)
+    return size if size is not None and size.scale != 1 else None
 
 
 def _half(mantissa: str, decimals: int, approx: bool) -> float:
@@ -234,6 +242,9 @@ def _label(text: str) -> tuple[str, str]:
     return (match[1].strip(), match[2].strip()) if match else ("", text)
 
 
+_LEAD = re.compile(r"^(?:->|=>|[\s(→=])+")
+
+
 def _notes(rest: str) -> list[Part] | None:
     """The derived values and annotations after a cell's first quantity; None when the cell is no
     quantity."""
@@ -247,8 +258,8 @@ def _notes(rest: str) -> list[Part] | None:
     pieces = re.split(r"[;/]|,\s|、", inner[1] if inner else rest)
     notes: list[Part] = []
     listed = 0
-    for piece in (piece.strip(" ()→->=") for piece in pieces):
-        label, value = _label(piece)
+    for piece in pieces:
+        label, value = _label(_LEAD.sub("", piece))
         quantity = _at(value, 0) if value else None
         if quantity is not None and not value[quantity.span[1] :].strip(" )"):
             notes.append(Part(quantity, label, note=True))
@@ -309,9 +320,12 @@ def _print(like: Quantity, number: float) -> str:
     else:
         shown = ("-" if rounded < 0 else "+" if like.signed and rounded > 0 else "") + digits
     symbol = like.unit.symbol
+    mark = "~" if like.approx else ""
+    if like.unit.kind == "money" and re.search(re.escape(symbol) + r"[+-]?\d", like.text):  # $1,200
+        sign = shown.rstrip("0123456789.,")
+        return mark + sign + symbol + shown.removeprefix(sign)
     written = symbol and symbol in like.text
     space = " " if written and re.search(r"\d\s" + re.escape(symbol), like.text) else ""
-    mark = "~" if like.approx else ""
     return mark + shown + (space + symbol if written else "")
 
 

@@ -33,8 +33,9 @@ _BLOCKS = {"p", "li", "h1", "h2", "h3", "h4", "h5", "h6", "div", "caption", "pre
 class _Parser(HTMLParser):
     def __init__(self) -> None:
         super().__init__(convert_charrefs=True)
-        self.tables: list[tuple[_Open, int]] = []
+        self.tables: list[_Open] = []
         self.prose: list[Prose] = []
+        self.outer: list[_Open | None] = []
         self.open: _Open | None = None
         self.cell: _Raw | None = None
         self.skip = 0
@@ -46,8 +47,10 @@ class _Parser(HTMLParser):
         """Open what the tag opens."""
         if tag in ("script", "style"):
             self.skip += 1
-        elif tag == "table" and self.open is None:
-            self._flush(heading=False)
+        elif tag == "table":  # that a page is laid out by a table does not make its cells one
+            self._flush()
+            self.outer.append(self.open)
+            self.cell = None
             self.open = _Open(self.getpos()[0], self.heading)
         elif tag == "tr" and self.open is not None:
             self.open.rows.append([])
@@ -55,8 +58,10 @@ class _Parser(HTMLParser):
             self._start_cell(tag, dict(attrs))
         elif tag == "br" and self.cell is not None:
             self.cell.text += " ; "
+        elif tag == "sup":
+            self.handle_data("^")
         elif tag in _BLOCKS and self.cell is None:
-            self._flush(heading=False)
+            self._flush()
 
     def _start_cell(self, tag: str, attrs: dict[str, str | None]) -> None:
         assert self.open is not None  # noqa: S101 - the caller saw it
@@ -75,10 +80,10 @@ class _Parser(HTMLParser):
         elif tag == "caption" and self.open is not None:
             self.open.caption, self.text = self.text.strip(), ""
         elif tag == "table" and self.open is not None:
-            self.tables.append((self.open, len(self.tables)))
-            self.open, self.cell, self.text = None, None, ""
+            self.tables.append(self.open)
+            self.open, self.cell, self.text = self.outer.pop(), None, ""
         elif tag in _BLOCKS and self.cell is None:
-            self._flush(heading=tag[0] == "h")
+            self._flush()
 
     def handle_data(self, data: str) -> None:
         """Text belongs to the open cell, or to the prose."""
@@ -91,19 +96,18 @@ class _Parser(HTMLParser):
             self.text_line = self.getpos()[0] + data[: len(data) - len(data.lstrip())].count("\n")
         self.text += data
 
-    def _flush(self, *, heading: bool) -> None:
+    def _flush(self) -> None:
         text = plain(" ".join(self.text.split()))
         self.text = ""
         if text and self.open is None:
             table = len(self.tables) - 1 if self.tables else None
             self.prose.append(Prose(text, self.text_line, self.heading, table, code=False))
-            if heading or not self.tables or text:
-                self.heading = text
+            self.heading = text
 
     def finish(self) -> None:
         """Take what is left."""
         self.close()
-        self._flush(heading=False)
+        self._flush()
 
 
 def _span(value: str | None) -> int:
@@ -147,5 +151,5 @@ def read_html(text: str, name: str) -> Document:
     parser = _Parser()
     parser.feed(text)
     parser.finish()
-    tables = [table for table in (_table(raw) for raw, _ in parser.tables) if table is not None]
+    tables = [table for table in map(_table, parser.tables) if table is not None]
     return Document(name, tuple(tables), tuple(parser.prose))

@@ -13,7 +13,8 @@ from kvik_lab.audit.read_html import read_html
 from kvik_lab.audit.stacked import candidate, stacked
 
 _RULE = re.compile(r"^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$")
-_FENCE = re.compile(r"^\s*(```|~~~)")
+# an info string behind backticks has none: what has is code within a line
+_FENCE = re.compile(r"^\s*(`{3,}(?=[^`]*$)|~{3,})(.*)")
 
 
 @dataclass
@@ -22,7 +23,12 @@ class _State:
     tables: list[Table] = field(default_factory=list)
     prose: list[Prose] = field(default_factory=list)
     heading: str = ""
-    code: bool = False
+    fence: str = ""
+
+    @property
+    def code(self) -> bool:
+        """Whether the lines are code, up to a fence like the one above them."""
+        return bool(self.fence)
 
 
 def read_markdown(text: str, name: str) -> Document:
@@ -42,8 +48,12 @@ def is_rule(line: str) -> bool:
 def _step(state: _State, at: int) -> int:
     """Take what begins at a line; the line after it."""
     line = state.lines[at]
-    if _FENCE.match(line):
-        state.code = not state.code
+    mark = _FENCE.match(line)
+    if mark and not state.code:
+        state.fence = mark[1]
+        return at + 1
+    if mark and mark[1].startswith(state.fence) and not mark[2].strip():
+        state.fence = ""
         return at + 1
     if not state.code:
         below = state.lines[at + 1] if at + 1 < len(state.lines) else ""

@@ -105,6 +105,14 @@ class Value:
     high: float
     scale: float
 
+    def __neg__(self) -> Value:
+        return Value(-self.high, -self.middle, -self.low, self.scale)
+
+
+def exactly(number: float, scale: float) -> Value:
+    """A value that no rounding blurs."""
+    return Value(number, number, number, scale)
+
 
 def exact(quantity: Quantity, family: str) -> bool:
     """Whether a printed integer is a count, not a rounded measurement."""
@@ -224,7 +232,8 @@ def scales_of(
 
 def _additive(inputs: tuple[Unit, ...], target: Unit, binary: tuple[bool, bool]) -> tuple[float, ...] | None:
     everything = (*inputs, target)
-    if not compatible(everything):
+    kinds = {unit.kind for unit in inputs}
+    if not compatible(everything) or (kinds & {"plain", "count"} and kinds & {"percent", "points"}):
         return None
     plain = sum(unit.kind == "plain" for unit in everything)
     if 0 < plain < len(everything):

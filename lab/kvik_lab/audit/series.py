@@ -65,11 +65,6 @@ class Series:
         units = {slot.best.unit for slot in present}
         return len(units) == 1 and not any(slot.best.bound for slot in present)
 
-    @property
-    def full(self) -> bool:
-        """Whether no value is missing."""
-        return self.count == len(self.slots)
-
     @cached_property
     def printed(self) -> tuple[int, ...]:
         """The indices of its values that are no bounds."""
@@ -114,9 +109,8 @@ def row_labels(table: Table) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _unit_above(table: Table, row: int) -> str:
-    """The text in a row's label cells, carried from above when they are blank: units may stand
-    there."""
+def label_above(table: Table, row: int) -> str:
+    """The text in a row's first cell, carried from above when it is blank; none where it is a number."""
     for at in range(row, -1, -1):
         if table.rows[at] and table.rows[at][0].text:
             return table.rows[at][0].text if table.rows[at][0].main is None else ""
@@ -148,7 +142,7 @@ def _slot(document: str, index: int, table: Table, at: tuple[int, int], part: Pa
     row, column = at
     cell = table.rows[row][column]
     place = Place(document, index, row, column, cell.line)
-    texts = () if part.note else (table.header[column], _unit_above(table, row))
+    texts = () if part.note else (table.header[column], label_above(table, row))
     return Slot(_with_unit(part.quantity, *texts), place, part.label)
 
 

@@ -11,19 +11,35 @@ from dataclasses import replace
 
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Value, holds
+from kvik_lab.audit.units import Unit
 
-_PREFIXES = (
+_FACTORS = (
     (1000.0, "a factor of 1,000: the prefix of the unit"),
-    (1024.0, "a factor of 1,024: the prefix of the unit"),
     (1e6, "a factor of 1,000,000: the prefix of the unit"),
-    (8.0, "a factor of 8: bits and bytes"),
-    (1.024, "a factor of 1.024: K = 1000 against K = 1024"),
-    (1.024**2, "a factor of 1.0486: MB (10^6) against MiB (2^20)"),
-    (1.024**3, "a factor of 1.0737: GB (10^9) against GiB (2^30)"),
-    (60.0, "a factor of 60: minutes and seconds"),
     (100.0, "a factor of 100: a fraction and a percentage"),
     (10.0, "a factor of 10: the decimal point"),
 )
+_OF_TIMES = ((60.0, "a factor of 60: minutes and seconds"),)
+_OF_COUNTS = (
+    (1024.0, "a factor of 1,024: the prefix of the unit"),
+    (1.024, "a factor of 1.024: K = 1000 against K = 1024"),
+)
+_OF_BYTES = (
+    *_OF_COUNTS,
+    (8.0, "a factor of 8: bits and bytes"),
+    (1.024**2, "a factor of 1.0486: MB (10^6) against MiB (2^20)"),
+    (1.024**3, "a factor of 1.0737: GB (10^9) against GiB (2^30)"),
+)
+
+
+def _factors(unit: Unit) -> tuple[tuple[float, str], ...]:
+    """The factors by which a number in a unit may be wrong: only bytes and counts have prefixes of 1024."""
+    measured = dict(unit.dimension)
+    if "byte" in measured:
+        return _FACTORS + _OF_BYTES
+    if "time" in measured:
+        return _FACTORS + _OF_TIMES
+    return _FACTORS + _OF_COUNTS if unit.kind in ("plain", "count", "tokens") else _FACTORS
 
 
 #: How the slips begin that are of digits, not of what was computed.
@@ -52,7 +68,7 @@ def general(printed: Quantity, value: Value) -> str | None:
         return "rounded away in the last place"
     if matches(printed, -number, value):
         return "the sign"
-    for factor, text in _PREFIXES:
+    for factor, text in _factors(printed.unit):
         if matches(printed, number * factor, value) or matches(printed, number / factor, value):
             return text
     digit = _digits(printed, value)

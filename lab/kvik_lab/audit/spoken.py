@@ -12,14 +12,10 @@ from kvik_lab.audit.claims import Scene, Sentence, claim, loose
 from kvik_lab.audit.groups import best
 from kvik_lab.audit.model import Check, Document
 from kvik_lab.audit.quantity import Quantity, quantities
-from kvik_lab.audit.rules import Value
+from kvik_lab.audit.rules import Value, exactly
 from kvik_lab.audit.series import Series
 from kvik_lab.audit.slips import general
 from kvik_lab.audit.units import unit
-
-
-def _exactly(number: float, scale: float) -> Value:
-    return Value(number, number, number, scale)
 
 
 def _lead(document: Document, sentence: Sentence) -> list[str]:
@@ -117,11 +113,11 @@ def tuples(sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 continue
             other = next((n for n in products if n != printed.number), int(printed.number))
             if printed.number not in products and (
-                len(set(products)) > 1 or general(printed, _exactly(other, printed.unit.scale)) is None
+                len(set(products)) > 1 or general(printed, exactly(other, printed.unit.scale)) is None
             ):
                 continue
             formula = ", ".join(" × ".join(map(str, one)) for one in _settings(match[1]))
-            value = _exactly(other, printed.unit.scale)
+            value = exactly(other, printed.unit.scale)
             yield at, claim(sentence, printed, value, "the product of each", formula)
 
 
@@ -143,7 +139,7 @@ def ceilings(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         if each is None or each.dimension != printed.unit.dimension:
             continue
         total = float(each_of[1].replace(",", "")) * float(each_of[2].replace(",", "")) * each.scale
-        value = _exactly(total, printed.unit.scale)
+        value = exactly(total, printed.unit.scale)
         rule = "count times the rate of one, as the heading says"
         yield at, claim(sentence, loose(printed), value, rule, each_of[0])
 
@@ -156,7 +152,7 @@ def named_products(sentence: Sentence) -> Iterator[tuple[int, Check]]:
     for match in _LEAST.finditer(sentence.text):
         earlier = [(at, q) for at, q in enumerate(sentence.found) if q.span[1] <= match.start()]
         names = [name for name in re.split(r"\s*[×x*]\s+|\s+[×*]\s*", match[1]) if name]
-        factors = [_setting(sentence.heading, name) for name in names]
+        factors = [setting(sentence.heading, name) for name in names]
         known = [factor for factor in factors if factor is not None]
         if not earlier or len(known) < len(factors) or len(known) < 2:
             continue
@@ -165,14 +161,14 @@ def named_products(sentence: Sentence) -> Iterator[tuple[int, Check]]:
         if len(measured) != 1 or measured[0].unit.dimension != printed.unit.dimension:
             continue
         total = math.prod(factor.number * factor.unit.binary for factor in known)
-        value = _exactly(total, printed.unit.binary)
+        value = exactly(total, printed.unit.binary)
         formula = " × ".join(one.text if one.unit.dimension else one.digits for one in known)
         yield at, claim(sentence, printed, value, f"the product of {match[1]}", formula)
 
 
-def _setting(text: str, name: str) -> Quantity | None:
+def setting(text: str, name: str) -> Quantity | None:
     """The value that a text sets for a name: "block=1MB"."""
-    match = re.search(rf"\b{re.escape(name)}\w*\s*[=:]\s*(?=\d)", text)
+    match = re.search(rf"\b{re.escape(name)}\w*\s*[=:]\s*(?=\d)", text, re.IGNORECASE)
     found = quantities(text[match.end() :]) if match else []
     return found[0] if found and found[0].span[0] == 0 and found[0].single else None
 
@@ -195,29 +191,6 @@ def blocks(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
         size = int(sizes[-1][2])
         if size < 2 or count.approx:
             continue
-        value = _exactly(math.ceil(count.number * count.unit.scale / size), printed.unit.scale)
+        value = exactly(math.ceil(count.number * count.unit.scale / size), printed.unit.scale)
         formula = f"ceil({count.text} / {size})"
         yield at, claim(sentence, printed, value, "tokens in blocks", formula)
-
-
-_SPREAD = re.compile(r"tpot|per token|each token|每个|1 トークン|spread over", re.IGNORECASE)
-
-
-def spread_from_before(sentence: Sentence) -> Iterator[tuple[int, Check]]:
-    """Checks of "150 ms add 0.1 ms to each token" where the sentence before says over how many."""
-    if not _SPREAD.search(sentence.text):
-        return
-    times = [(at, q) for at, q in enumerate(sentence.found) if q.unit.kind == "time"]
-    own = [q for q in sentence.found if q.unit.kind in ("tokens", "count")]
-    counts = [
-        q
-        for q in quantities(sentence.lead)
-        if q.unit.kind in ("tokens", "count") and q.number * q.unit.scale >= 100
-    ]
-    if own or len(counts) != 1 or len(times) != 2 or times[0][1].number <= times[1][1].number:
-        return
-    (_, total), (at, each) = times
-    each_of = total.unit.scale / (counts[0].number * counts[0].unit.scale)
-    value = Value(total.low * each_of, total.number * each_of, total.high * each_of, each.unit.scale)
-    formula = f"{total.text} / {counts[0].text}"
-    yield at, claim(sentence, loose(each), value, "a time spread over a count", formula)

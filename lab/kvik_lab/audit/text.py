@@ -29,7 +29,6 @@ _HARD: tuple[_Reader, ...] = (
     _alone(arithmetic.sizes),
     _alone(pairs.parts),
     _alone(pairs.spread),
-    _alone(spoken.spread_from_before),
 )
 # what these read is looked for: a number that does not follow may be about something else, so it has to be
 # one slip away from what does

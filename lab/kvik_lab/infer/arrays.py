@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import special
 
 from kvik_lab.errors import LabError
 
@@ -43,6 +44,23 @@ class Interval:
     def holds(self, value: float) -> bool:
         """Whether the value lies within the bounds."""
         return self.low <= value <= self.high
+
+    def of_logs(self) -> Interval:
+        """Of an interval of logarithms: that of what they are of."""
+        low, middle, high = (math.exp(x) for x in (self.low, self.estimate, self.high))
+        return replace(self, estimate=middle, low=low, high=high)
+
+
+def by_t(estimate: float, error: float, degrees: float, level: float, method: str) -> Interval:
+    """An estimate with bounds by Student's t."""
+    reach = float(special.stdtrit(degrees, 0.5 + fraction(level, "the level") / 2.0)) * error
+    return Interval(estimate, estimate - reach, estimate + reach, level, method)
+
+
+def mean_by_t(values: Floats, level: float, method: str) -> Interval:
+    """The mean of two independent values or more."""
+    n = len(values)
+    return by_t(float(values.mean()), float(values.std(ddof=1)) / math.sqrt(n), n - 1, level, method)
 
 
 @dataclass(frozen=True)

@@ -207,7 +207,7 @@ def find_changes(values: Values, alpha: float = 0.05, level: float = 0.95) -> Se
     fraction(alpha, "alpha")
     fraction(level, "the level")
     result = confirm(row[None, :], alpha)
-    at, p = _apart(result)
+    at = np.flatnonzero(result.changes[0]).tolist()
     cuts = _relocate(row, at)
     changes = np.zeros((1, len(row)), dtype=bool)
     changes[0, cuts] = True
@@ -215,14 +215,12 @@ def find_changes(values: Values, alpha: float = 0.05, level: float = 0.95) -> Se
     edges = [0, *cuts, len(row)]
     rho = float(np.clip(found.rho[0], 0.0, _GRID[-1]))
     segments = tuple(_segment(row, a, b, rho, level) for a, b in itertools.pairwise(edges))
-    listed = tuple(_change(row, found, edges[i : i + 3], rho, chance, level) for i, chance in enumerate(p))
+    listed = tuple(
+        _change(row, found, edges[i : i + 3], rho, chance, level)
+        for i, chance in enumerate(result.p[0, at].tolist())
+    )
     scale = float(found.scale[0])
     return Segmentation(len(row), listed, segments, float(found.rho[0]), float(result.upper[0]), scale, alpha)
-
-
-def _apart(result: Confirmed) -> tuple[list[int], list[float]]:
-    at = [int(i) for i in np.flatnonzero(result.changes[0])]
-    return at, [float(result.p[0, i]) for i in at]
 
 
 def _huber(error: Floats, bound: float) -> Floats:

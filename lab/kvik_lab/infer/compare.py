@@ -244,9 +244,7 @@ def _interval(found: Judged, of: Comparison) -> Interval:
 
 
 def _ratio(found: Judged, of: Comparison) -> Interval:
-    logs = _interval(found, of)
-    estimate, low, high = (math.exp(x) for x in (logs.estimate, logs.low, logs.high))
-    return Interval(estimate, low, high, logs.level, logs.method)
+    return _interval(found, of).of_logs()
 
 
 def _spread(found: Judged, inside: Layout) -> float:

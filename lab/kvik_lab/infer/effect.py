@@ -1,4 +1,4 @@
-"""A difference of logarithms, from which follow a ratio with its interval and a test.
+"""A difference of logarithms, from which follows a ratio with its interval.
 
 A ratio is always B over A, A being the base; below 1, B's values are smaller.
 """
@@ -9,10 +9,9 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.arrays import Floats, Interval, Values, fraction, series
+from kvik_lab.infer.arrays import Interval, Values, by_t, series
 from kvik_lab.infer.serial import moments
 
 
@@ -26,31 +25,9 @@ class Difference:
     degrees: float
     method: str
 
-    def interval(self, level: float = 0.95) -> Interval:
-        """The difference with its bounds."""
-        reach = float(stats.t.ppf(0.5 + fraction(level, "the level") / 2.0, self.degrees)) * self.error
-        return Interval(self.estimate, self.estimate - reach, self.estimate + reach, level, self.method)
-
     def ratio(self, level: float = 0.95) -> Interval:
         """For a difference of logarithms: the ratio with its bounds."""
-        found = self.interval(level)
-        return Interval(
-            math.exp(found.estimate), math.exp(found.low), math.exp(found.high), level, self.method
-        )
-
-    def p(self) -> float:
-        """Two-sided probability of a difference this large if there were none."""
-        if self.error == 0:
-            return 0.0 if self.estimate else 1.0
-        return float(2.0 * stats.t.sf(abs(self.estimate) / self.error, self.degrees))
-
-
-def logs(values: Floats, what: str) -> Floats:
-    """Their logarithms; raises LabError for a value that has none."""
-    bad = np.flatnonzero(values <= 0)
-    if len(bad):
-        raise LabError(f"{what} holds {values[bad[0]]}: a ratio needs values above zero")
-    return np.log(values)
+        return by_t(self.estimate, self.error, self.degrees, level, self.method).of_logs()
 
 
 def log_ratio_of_series(a: Values, b: Values) -> Difference:
@@ -59,8 +36,9 @@ def log_ratio_of_series(a: Values, b: Values) -> Difference:
     It compares these two starts and no others: what differs between starts is not in the interval.
     """
     x, y = series(a, "A", at_least=3), series(b, "B", at_least=3)
-    logs(x, "A")
-    logs(y, "B")
+    for row, what in ((x, "A"), (y, "B")):
+        if (row <= 0).any():
+            raise LabError(f"{what} holds {row[row <= 0][0]}: a ratio needs values above zero")
     one, two = moments(x[None, :]), moments(y[None, :])
     parts = np.array([(m.error[0] / m.mean[0]) ** 2 for m in (one, two)])
     freedom = np.array([m.effective[0] - 1.0 for m in (one, two)])

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.arrays import Interval, TooFew, Values, fraction, needed_in_tail, series
+from kvik_lab.infer.arrays import Interval, TooFew, Values, fraction, mean_by_t, needed_in_tail, series
 
 
 @dataclass(frozen=True)
@@ -131,9 +131,4 @@ def quantile_over_starts(
     if fewest < needed:
         return TooFew(f"{what} (values in each start)", fewest, needed)
     logs = np.log([np.quantile(row, probability, method="median_unbiased") for row in rows])
-    mean, n = float(logs.mean()), len(logs)
-    reach = float(stats.t.ppf(0.5 + fraction(level, "the level") / 2, n - 1) * logs.std(ddof=1)) / math.sqrt(
-        n
-    )
-    low, middle, high = (math.exp(mean + way * reach) for way in (-1, 0, 1))
-    return Interval(middle, low, high, level, f"t over {n} starts' own quantiles, of logs")
+    return mean_by_t(logs, level, f"t over {len(logs)} starts' own quantiles, of logs").of_logs()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 
@@ -123,10 +123,7 @@ def starts_needed(
     fraction(wanted, "the power wanted")
     if effect == 0:
         raise LabError("no number of starts finds an effect of zero; say which one would matter")
-
-    def tried(starts: int) -> Promise:
-        return promise(effect, spread, starts, plan=plan, comparisons=comparisons, alpha=alpha)
-
+    tried = partial(promise, effect, spread, plan=plan, comparisons=comparisons, alpha=alpha)
     what = f"an effect of {100 * effect:g} % where starts vary by {100 * spread:.3g} %"
     return fewest(tried, lambda found: found.power >= wanted, what)
 
@@ -137,10 +134,7 @@ def starts_for_width(
     """The fewest starts an arm whose interval has this half-width at most, as a share, in the median."""
     if not half_width > 0:
         raise LabError(f"the half-width wanted is {half_width}; it is a share above zero, such as 0.03")
-
-    def tried(starts: int) -> Promise:
-        return promise(half_width, spread, starts, plan=plan, comparisons=comparisons, alpha=alpha)
-
+    tried = partial(promise, half_width, spread, plan=plan, comparisons=comparisons, alpha=alpha)
     what = f"a half-width of {100 * half_width:g} % where starts vary by {100 * spread:.3g} %"
     return fewest(tried, lambda found: found.half_width <= half_width, what)
 

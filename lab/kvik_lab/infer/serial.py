@@ -8,13 +8,11 @@ says.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
 
-from kvik_lab.infer.arrays import Floats, Interval, Values, fraction, series
+from kvik_lab.infer.arrays import Floats, Interval, Values, by_t, mean_by_t, series
 
 FEWEST = 2.0
 """Floor of the effective number: below, no interval of a series this short means anything but "very wide"."""
@@ -90,19 +88,10 @@ def mean_interval(values: Values, level: float = 0.95) -> Interval:
     """
     row = series(values, at_least=3)
     found = moments(row[None, :])
-    reach = float(
-        stats.t.ppf(0.5 + fraction(level, "the level") / 2.0, found.effective[0] - 1.0) * found.error[0]
-    )
-    mean = float(found.mean[0])
-    return Interval(
-        mean, mean - reach, mean + reach, level, f"t, effective n {found.effective[0]:.1f} of {len(row)}"
-    )
+    mean, error, effective = float(found.mean[0]), float(found.error[0]), float(found.effective[0])
+    return by_t(mean, error, effective - 1.0, level, f"t, effective n {effective:.1f} of {len(row)}")
 
 
 def naive_interval(values: Values, level: float = 0.95) -> Interval:
     """The mean by Student's t as of independent values: what most tools print, kept to be shown beside."""
-    row = series(values, at_least=2)
-    reach = float(stats.t.ppf(0.5 + fraction(level, "the level") / 2.0, len(row) - 1) * row.std(ddof=1))
-    reach /= math.sqrt(len(row))
-    mean = float(row.mean())
-    return Interval(mean, mean - reach, mean + reach, level, "t, as if independent")
+    return mean_by_t(series(values, at_least=2), level, "t, as if independent")

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from scipy import special
 
-from kvik_lab.infer.arrays import Floats, Interval
+from kvik_lab.infer.arrays import Floats, Interval, mean_by_t
 from kvik_lab.infer.pooled import Ints
 from kvik_lab.infer.steady import Steady
 
@@ -97,8 +96,7 @@ def _state(k: int, parts: tuple[Floats, ...], of: list[Ints], alpha: float) -> S
 
 
 def _over(values: Floats, alpha: float) -> Interval:
-    mean, n = float(values.mean()), len(values)
-    reach = math.nan
-    if n > 1:
-        reach = float(special.stdtrit(n - 1, 1.0 - alpha / 2.0) * values.std(ddof=1)) / math.sqrt(n)
-    return Interval(mean, mean - reach, mean + reach, 1.0 - alpha, f"t over {n} starts")
+    method = f"t over {len(values)} starts"
+    if len(values) == 1:
+        return Interval(float(values[0]), math.nan, math.nan, 1.0 - alpha, method)
+    return mean_by_t(values, 1.0 - alpha, method)

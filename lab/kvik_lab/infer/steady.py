@@ -8,7 +8,6 @@ the class of a single start says only how that one looks.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -16,10 +15,9 @@ from enum import Enum
 from functools import cached_property
 
 import numpy as np
-from scipy import special
 
 from kvik_lab.errors import LabError
-from kvik_lab.infer.arrays import SHORTEST, Bools, Floats, Interval, Values, series
+from kvik_lab.infer.arrays import SHORTEST, Bools, Floats, Interval, Values, mean_by_t, series
 from kvik_lab.infer.changes import Segment, Segmentation, find_changes
 from kvik_lab.infer.judge import odd_levels
 from kvik_lab.infer.pooled import SHARE, TOLERANCE, Settling, settle
@@ -219,7 +217,4 @@ def mean_over_starts(means: Values, kept: Bools | None = None, alpha: float = 0.
     """
     row = series(means, "the means of starts", at_least=2)
     row = row if kept is None else row[kept]
-    error = row.std(ddof=1) / math.sqrt(len(row))
-    reach = float(special.stdtrit(len(row) - 1, 1.0 - alpha / 2.0) * error)
-    mean = float(row.mean())
-    return Interval(mean, mean - reach, mean + reach, 1.0 - alpha, f"t over {len(row)} starts")
+    return mean_by_t(row, 1.0 - alpha, f"t over {len(row)} starts")

@@ -7,11 +7,10 @@ that is overlooked is measured. A slope too small for a step is looked for with 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import special, stats
+from scipy import stats
 
 from kvik_lab.infer.arrays import SHORTEST, Floats
 from kvik_lab.infer.pooled import TOLERANCE
@@ -52,7 +51,4 @@ def _slopes(row: Floats) -> bool:
     rise = float(centred @ row) / float(centred @ centred) * (n - 1)
     if abs(rise) <= TOLERANCE * abs(float(np.median(row))):
         return False
-    ranks = stats.rankdata(row) - (n + 1) / 2
-    r = float(centred @ ranks) / math.sqrt(float(centred @ centred) * float(ranks @ ranks))
-    t = abs(r) * math.sqrt((n - 2) / max(1.0 - r * r, 1e-12))
-    return bool(2.0 * special.stdtr(n - 2, -t) < SLOPE_ALPHA)
+    return bool(stats.spearmanr(centred, row).pvalue < SLOPE_ALPHA)
