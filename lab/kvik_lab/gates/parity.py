@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pydantic import JsonValue
 
@@ -27,7 +27,7 @@ def v8(case: Case) -> Finding:
 
 def _settings(case: Case) -> Finding:
     """A setting that most runs have otherwise; where no value has a majority, all are wrong."""
-    mine = dict(_settings_of(case.record))
+    mine = _settings_of(case.record)
     wrong = []
     for key, values in _values(case).items():
         if key not in mine or len(values) < 2:
@@ -36,7 +36,7 @@ def _settings(case: Case) -> Finding:
         if mine[key] != usual or most == second:
             kind, name = key
             other = next(one for one in values if one != mine[key])
-            wrong.append(f"{kind}: {name} is {mine[key]!r} here and {other!r} in other runs")
+            wrong.append(f"{kind}: {name} is {_said(mine[key])} here and {_said(other)} in other runs")
     if not wrong:
         return passed("V8", f"{len(mine)} settings are those of {len(case.beside)} other runs")
     more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -47,22 +47,29 @@ def _settings(case: Case) -> Finding:
     )
 
 
-def _values(case: Case) -> dict[tuple[str, str], Counter[Level]]:
+def _said(values: frozenset[Level]) -> str:
+    return " and ".join(sorted(map(repr, values)))
+
+
+def _values(case: Case) -> dict[tuple[str, str], Counter[frozenset[Level]]]:
     """How many runs have each value of each setting that no factor changes."""
     varied = set(case.stated.varied) | _OWN
-    seen: dict[tuple[str, str], Counter[Level]] = {}
+    seen: dict[tuple[str, str], Counter[frozenset[Level]]] = {}
     for record in (case.record, *case.beside):
-        for (kind, name), value in dict(_settings_of(record)).items():
+        for (kind, name), values in _settings_of(record).items():
             if name not in varied:
-                seen.setdefault((kind, name), Counter())[value] += 1
+                seen.setdefault((kind, name), Counter())[values] += 1
     return seen
 
 
-def _settings_of(record: RunRecord) -> Iterator[tuple[tuple[str, str], Level]]:
-    """Of each kind of role: what it was started with, and what it says of itself."""
+def _settings_of(record: RunRecord) -> dict[tuple[str, str], frozenset[Level]]:
+    """Of each kind of role: what it was started with, and what it says of itself; all values, where several
+    roles of the kind have unlike ones."""
+    found: dict[tuple[str, str], frozenset[Level]] = {}
     for role in record.roles:
         for name, value in (*role.settings.items(), *role.reported.items()):
-            yield (role.kind, name), value
+            found[role.kind, name] = found.get((role.kind, name), frozenset()) | {value}
+    return found
 
 
 def _code(case: Case) -> Finding:

@@ -312,6 +312,23 @@ def test_arms_are_compared_setting_by_setting() -> None:
     assert all(finding(one, "V8").status == "invalid" for one in judge_study([usual[0], other]))
 
 
+def test_a_setting_of_one_of_several_engines_is_compared() -> None:
+    """Whichever of them it is: the last one has the usual value."""
+
+    def run(number: int, *lengths: int) -> RunRecord:
+        engines = [
+            Role(name=f"prefill-{at}", kind="prefill", start="s1", settings={"max_model_len": length})
+            for at, length in enumerate(lengths)
+        ]
+        return record(id=f"run-{number}", roles=(*engines, *roles()[1:]))
+
+    other = run(3, 4096, 8192)
+    judged = judge_study([*(run(at, 8192, 8192) for at in range(3)), other])
+    assert [finding(one, "V8").status for one in judged] == ["passed"] * 3 + ["invalid"]
+    assert "prefill: max_model_len is 4096 and 8192 here and 8192 in other" in finding(judged[3], "V8").what
+    assert finding(judge(run(0, 8192), [run(1, 8192, 8192)]), "V8").status == "passed"
+
+
 def test_builds_and_nodes_are_compared() -> None:
     two = record(id="run-1", key=Key(configuration={}, code={"vllm": "0.34.0"}))
     assert "vllm is 0.33.0 here and 0.34.0 in run run-1" in finding(judge(record(), [two]), "V8").what
