@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -23,12 +24,36 @@ def dump(record: RunRecord | LoadResult) -> str:
 
 
 def append(path: Path, record: RunRecord) -> None:
-    """Add a record to a file, and return when it is on the disk. Behind half a line it would be no record."""
-    mend(path)
-    with path.open("ab") as file:
-        file.write(dump(record).encode())
-        file.flush()
-        os.fsync(file.fileno())
+    """Add a record to a file, and return when it is on the disk.
+
+    Raises `OSError` with the file's name where it cannot be written, and leaves the file as it was. Raises
+    `LabError` for a file whose last line has no end: behind half a line this would be no record.
+    """
+    before = _end(path)
+    try:
+        with path.open("ab") as file:
+            file.write(dump(record).encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.truncate(path, before)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _end(path: Path) -> int:
+    """The length of a file that a record may be added to."""
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        if file.read(1) in (b"", b"\n"):
+            return end
+    raise LabError(
+        f"{path}: its last line has no end, so nothing is added behind it; end it, or take it away as "
+        "`kvik lab resume` does in its journal, or give another file"
+    )
 
 
 def mend(file: Path) -> None:

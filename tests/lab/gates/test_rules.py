@@ -453,11 +453,16 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_verdicts_go_into_a_journal_without_harm_to_it(tmp_path: Path) -> None:
-    """Half a line of a writer that was killed is not made longer, and who writes there is not disturbed."""
+    """A last line without its end is neither made longer nor lost, and who writes there is not disturbed."""
     journal = tmp_path / "runs.jsonl"
     append(journal, record())
-    with journal.open("ab") as file:
-        file.write(b'{"schema":1,"id":"run-')
+    whole = journal.read_bytes()
+    for half in (b'{"schema":1,"id":"run-', whole[:-1], b"what somebody else had written"):
+        journal.write_bytes(whole + half)
+        refused = CliRunner().invoke(gate_command, [str(journal), "--out", str(journal)])
+        assert (refused.exit_code, journal.read_bytes()) == (2, whole + half)
+        assert "runs.jsonl: its last line has no end" in refused.output
+    journal.write_bytes(whole)
     assert CliRunner().invoke(gate_command, [str(journal), "--out", str(journal)]).exit_code == 0
     assert [one.verdict for one in read([journal])] == ["valid"]
     before = journal.read_bytes()
