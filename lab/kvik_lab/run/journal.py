@@ -86,7 +86,7 @@ class Journal:
         return record is not None and record.outcome == "completed"
 
     def add(self, record: RunRecord) -> None:
-        """Write a record; it is on the disk when this returns."""
+        """Write a record; it is on the disk when this returns. Raises `OSError` where it cannot be."""
         append(self.file, record)
         self.records[record.id] = record
         for tell in self.listeners:
