@@ -73,7 +73,8 @@ def _settings_of(record: RunRecord) -> dict[tuple[str, str], frozenset[Level]]:
 
 
 def _code(case: Case) -> Finding:
-    mine = case.record.key.code
+    """Programs, and the files that requests are made from, are those of the other runs."""
+    mine, files = case.record.key.code, _contents(case.record)
     for other in case.beside:
         for name in sorted(mine.keys() & other.key.code.keys()):
             if mine[name] != other.key.code[name] and name not in case.stated.varied:
@@ -82,7 +83,17 @@ def _code(case: Case) -> Finding:
                     f"{name} is {mine[name]} here and {other.key.code[name]} in run {other.id}",
                     "measure all arms with one build; a build that is studied is a factor",
                 )
+        theirs = _contents(other)
+        for file in sorted(files.keys() & theirs.keys()):
+            if files[file] != theirs[file]:
+                what = f"{file} had other content than in run {other.id}: requests were made from it"
+                return invalid("V8", what, "run all of the study with one content of the file")
     return passed("V8", "programs are those of the other runs")
+
+
+def _contents(record: RunRecord) -> dict[str, JsonValue]:
+    found = record.key.configuration.get("files")
+    return found if isinstance(found, dict) else {}
 
 
 def _nodes(case: Case) -> Finding:

@@ -117,6 +117,11 @@ class HuggingFace(Section):
     kind: Literal["hf"]
     path: Text = Field(description="A tokenizer.json, or the folder that has one.")
 
+    def file(self) -> Path:
+        """The tokenizer.json."""
+        path = Path(self.path)
+        return path / "tokenizer.json" if path.is_dir() else path
+
 
 Tokens: TypeAlias = Annotated[Ids | ByteTokens | HuggingFace, Field(discriminator="kind")]
 
@@ -255,6 +260,11 @@ class LoadSpec(Section):
     )
     headers: dict[str, str] = {}
     body: dict[str, Any] = Field(default={}, description="Further fields of each request.")
+
+    def files(self) -> tuple[Path, ...]:
+        """Those that its requests are made from."""
+        trace = (Path(self.arrival.file),) if self.arrival.kind == "trace" else ()
+        return (*trace, *((self.prompt.by.file(),) if self.prompt.by.kind == "hf" else ()))
 
     @field_validator("url")
     @classmethod

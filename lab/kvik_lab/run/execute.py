@@ -19,7 +19,7 @@ from kvik_lab.observe import added, engines_of, scrape
 from kvik_lab.records import Key, LoadResult, Place, RunRecord, Times
 from kvik_lab.records.schema import Counters, Outcome
 from kvik_lab.records.schema import Role as RoleRecord
-from kvik_lab.run.build import Planned, PlannedStart, servers, stated
+from kvik_lab.run.build import Planned, PlannedStart, contents, servers, stated
 from kvik_lab.run.clients import Seen, client
 from kvik_lab.run.drivers.system import Part, System
 from kvik_lab.run.nodes import DOCTOR, Look, client_node, recorded
@@ -124,6 +124,7 @@ def configuration(up: Up, run: Planned) -> dict[str, object]:
         "run": servers(run.spec),
         "load": run.load.model_dump(mode="json", by_alias=True, exclude={"url", "seed"}),
         "model": up.planned.model,
+        **({"files": files} if (files := contents([run.load])) else {}),
     }
 
 

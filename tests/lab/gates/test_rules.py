@@ -338,6 +338,16 @@ def test_builds_and_nodes_are_compared() -> None:
     assert finding(judge(one, [elsewhere]), "V8").status == "unchecked"
 
 
+def test_files_that_requests_are_made_from_are_compared() -> None:
+    def run(number: int, **files: Any) -> RunRecord:
+        return record(id=f"run-{number}", key=Key(configuration={"files": files}))
+
+    one, two = run(0, trace="a"), run(1, trace="b")
+    assert "trace had other content than in run run-1" in finding(judge(one, [two]), "V8").what
+    assert finding(judge(one, [two]), "V8").status == "invalid"
+    assert finding(judge(one, [run(1, trace="a"), run(2, another="b")]), "V8").status == "passed"
+
+
 @pytest.mark.parametrize("program", ["nixl", "nixl-cu12", "ucx"])
 def test_versions_of_nixl_are_compared_where_both_runs_have_it(program: str) -> None:
     """An arm without NIXL has none, and is beside one with it; one that is studied may differ."""

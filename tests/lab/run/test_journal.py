@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import random
 import subprocess
@@ -16,9 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 from kvik_lab.errors import LabError
-from kvik_lab.records import Key, Place, RunRecord, Times, dump, mend
+from kvik_lab.records import Key, Place, RunRecord, Times, dump, mend, read
 from kvik_lab.records.schema import Outcome
-from kvik_lab.run import cli, control
+from kvik_lab.run import cli, control, execute
 from kvik_lab.run.build import Planned, resolve
 from kvik_lab.run.control import Control
 from kvik_lab.run.journal import Journal, is_running
@@ -216,6 +217,34 @@ def test_a_full_disk_ends_the_study_and_keeps_what_was_before(
     assert len((out / "runs.jsonl").read_bytes().splitlines()) == 1
     again = CliRunner().invoke(cli.resume, [str(study), "--out", str(out)])
     assert (again.exit_code, "[2/2]" in again.output) == (0, True), again.output
+
+
+def test_a_trace_that_has_changed_is_another_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its content is in the key, and the rest of the study is not run with another one."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("as it was")
+    text = PLAIN.replace("  load:\n", f"  load:\n    arrival: {{kind: trace, file: {trace}}}\n")
+    study, out = written(tmp_path, text), tmp_path / "out"
+    starts = resolve(load_study(study), plan_slots(load_study(study)))
+    tried: list[str] = []
+
+    def run(_up: object, run: Planned, _study: str) -> RunRecord:
+        tried.append(run.slot.id)
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        key = Key(configuration=execute.configuration(SimpleNamespace(planned=starts[0]), run))  # type: ignore[arg-type]
+        return record(run.slot.id).model_copy(update={"key": key})
+
+    without_servers(monkeypatch, run, [])
+    assert CliRunner().invoke(cli.run, [str(study), "--out", str(out)]).exit_code == 130
+    (first,) = read([out / "runs.jsonl"])
+    assert first.key.configuration["files"] == {str(trace): hashlib.sha256(b"as it was").hexdigest()}
+    trace.write_text("another one")
+    refused = CliRunner().invoke(cli.resume, [str(study), "--out", str(out)])
+    assert (refused.exit_code, len(tried)) == (2, 2)
+    assert f"{trace}: has changed since run {first.id}" in refused.output
+    trace.write_text("as it was")
+    assert CliRunner().invoke(cli.resume, [str(study), "--out", str(out)]).exit_code == 0
 
 
 def test_a_run_that_ends_its_servers_keeps_no_other_from_its_turn(
