@@ -27,7 +27,7 @@ FAILED, INVALID = 2, 3
 def gate_command(records: Sequence[Path], chosen: Sequence[Gate], out: Path | None, everything: bool) -> None:
     """Judge the runs of a journal, each beside the others: valid, suspect or invalid, with the reason.
 
-    Ends with 0, with 3 where a run is invalid, and with 2 where the records cannot be read.
+    Ends with 0, with 3 where a run is invalid, and with 2 where records cannot be read or written.
     """
     try:
         if out is not None and out.name == RUNS and is_running(out.parent):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from pydantic import JsonValue
 
@@ -27,7 +27,7 @@ def v8(case: Case) -> Finding:
 
 def _settings(case: Case) -> Finding:
     """A setting that most runs have otherwise; where no value has a majority, all are wrong."""
-    mine = dict(_settings_of(case.record))
+    mine = _settings_of(case.record)
     wrong = []
     for key, values in _values(case).items():
         if key not in mine or len(values) < 2:
@@ -36,7 +36,7 @@ def _settings(case: Case) -> Finding:
         if mine[key] != usual or most == second:
             kind, name = key
             other = next(one for one in values if one != mine[key])
-            wrong.append(f"{kind}: {name} is {mine[key]!r} here and {other!r} in other runs")
+            wrong.append(f"{kind}: {name} is {_said(mine[key])} here and {_said(other)} in other runs")
     if not wrong:
         return passed("V8", f"{len(mine)} settings are those of {len(case.beside)} other runs")
     more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
@@ -47,26 +47,34 @@ def _settings(case: Case) -> Finding:
     )
 
 
-def _values(case: Case) -> dict[tuple[str, str], Counter[Level]]:
+def _said(values: frozenset[Level]) -> str:
+    return " and ".join(sorted(map(repr, values)))
+
+
+def _values(case: Case) -> dict[tuple[str, str], Counter[frozenset[Level]]]:
     """How many runs have each value of each setting that no factor changes."""
     varied = set(case.stated.varied) | _OWN
-    seen: dict[tuple[str, str], Counter[Level]] = {}
+    seen: dict[tuple[str, str], Counter[frozenset[Level]]] = {}
     for record in (case.record, *case.beside):
-        for (kind, name), value in dict(_settings_of(record)).items():
+        for (kind, name), values in _settings_of(record).items():
             if name not in varied:
-                seen.setdefault((kind, name), Counter())[value] += 1
+                seen.setdefault((kind, name), Counter())[values] += 1
     return seen
 
 
-def _settings_of(record: RunRecord) -> Iterator[tuple[tuple[str, str], Level]]:
-    """Of each kind of role: what it was started with, and what it says of itself."""
+def _settings_of(record: RunRecord) -> dict[tuple[str, str], frozenset[Level]]:
+    """Of each kind of role: what it was started with, and what it says of itself; all values, where several
+    roles of the kind have unlike ones."""
+    found: dict[tuple[str, str], frozenset[Level]] = {}
     for role in record.roles:
         for name, value in (*role.settings.items(), *role.reported.items()):
-            yield (role.kind, name), value
+            found[role.kind, name] = found.get((role.kind, name), frozenset()) | {value}
+    return found
 
 
 def _code(case: Case) -> Finding:
-    mine = case.record.key.code
+    """Programs, and the files that requests are made from, are those of the other runs."""
+    mine, files = case.record.key.code, _contents(case.record)
     for other in case.beside:
         for name in sorted(mine.keys() & other.key.code.keys()):
             if mine[name] != other.key.code[name] and name not in case.stated.varied:
@@ -75,7 +83,17 @@ def _code(case: Case) -> Finding:
                     f"{name} is {mine[name]} here and {other.key.code[name]} in run {other.id}",
                     "measure all arms with one build; a build that is studied is a factor",
                 )
+        theirs = _contents(other)
+        for file in sorted(files.keys() & theirs.keys()):
+            if files[file] != theirs[file]:
+                what = f"{file} had other content than in run {other.id}: requests were made from it"
+                return invalid("V8", what, "run all of the study with one content of the file")
     return passed("V8", "programs are those of the other runs")
+
+
+def _contents(record: RunRecord) -> dict[str, JsonValue]:
+    found = record.key.configuration.get("files")
+    return found if isinstance(found, dict) else {}
 
 
 def _nodes(case: Case) -> Finding:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -123,8 +122,7 @@ def open_tokenizer(spec: Ids | ByteTokens | HuggingFace) -> Tokenizer:
             "prompts of a model's words need the library that has its tokenizer: pip install tokenizers; or "
             "state prompt.by with kind ids"
         ) from error
-    path = Path(spec.path)
-    file = path / "tokenizer.json" if path.is_dir() else path
+    file = spec.file()
     try:
         tokenizer = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises Exception itself

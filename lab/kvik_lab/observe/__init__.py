@@ -4,7 +4,7 @@ Everything is asked before and after, never during: a run is not disturbed by it
 """
 
 from kvik_lab.observe.clocks import Clocks, clocks, step
-from kvik_lab.observe.engines import engine_counters
+from kvik_lab.observe.engines import added, engine_counters, engines_of
 from kvik_lab.observe.prometheus import parse, scrape
 
-__all__ = ["Clocks", "clocks", "engine_counters", "parse", "scrape", "step"]
+__all__ = ["Clocks", "added", "clocks", "engine_counters", "engines_of", "parse", "scrape", "step"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -22,13 +23,57 @@ def dump(record: RunRecord | LoadResult) -> str:
     return json.dumps({"schema": SCHEMA, **stated}, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
+def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file in one step: who reads it finds the old one, or all of the new one.
+
+    Raises `OSError` with the file's name, and leaves the old one.
+    """
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+
+
 def append(path: Path, record: RunRecord) -> None:
-    """Add a record to a file, and return when it is on the disk. Behind half a line it would be no record."""
-    mend(path)
-    with path.open("ab") as file:
-        file.write(dump(record).encode())
-        file.flush()
-        os.fsync(file.fileno())
+    """Add a record to a file, and return when it is on the disk.
+
+    Raises `OSError` with the file's name where it cannot be written, and leaves the file as it was. Raises
+    `LabError` for a file whose last line has no end: behind half a line this would be no record.
+    """
+    before = _end(path)
+    try:
+        with path.open("ab") as file:
+            file.write(dump(record).encode())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.truncate(path, before)
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def _end(path: Path) -> int:
+    """The length of a file that a record may be added to."""
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        file.seek(max(0, end - 1))
+        if file.read(1) in (b"", b"\n"):
+            return end
+    raise LabError(
+        f"{path}: its last line has no end, so nothing is added behind it; end it, or take it away as "
+        "`kvik lab resume` does in its journal, or give another file"
+    )
 
 
 def mend(file: Path) -> None:

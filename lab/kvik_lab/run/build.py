@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -100,6 +102,17 @@ def _resolved(study: Study, program: Program, start: Start) -> PlannedStart:
                 f"and need other ones; write `restart: true` at what changes them (of {changed})"
             )
     return PlannedStart(start, runs[0].spec, tuple(runs), model.shape, model.text, 0, 0, 0)
+
+
+def contents(loads: Iterable[Load]) -> dict[str, str]:
+    """SHA-256 of each file that requests are made from, by its path. What cannot be read is left out: the
+    load itself says why."""
+    files = {file for load in loads if isinstance(load, LoadSpec) for file in load.files()}
+    found = {}
+    for file in sorted(files):
+        with contextlib.suppress(OSError), file.open("rb") as opened:
+            found[str(file)] = hashlib.file_digest(opened, "sha256").hexdigest()
+    return found
 
 
 def servers(spec: RunSpec) -> dict[str, Any]:

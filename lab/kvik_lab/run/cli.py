@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections import Counter
 from pathlib import Path
@@ -137,6 +138,7 @@ def chosen(study: Study, starts: tuple[PlannedStart, ...], only: tuple[str, ...]
 
 
 def _go(path: Path, out: Path | None, only: tuple[str, ...], mlflow: str | None, *, resume: bool) -> None:
+    again = shlex.join(["kvik", "lab", "resume", str(path), *([] if out is None else ["--out", str(out)])])
     try:
         study, starts = _planned(path)
         starts = chosen(study, starts, only)
@@ -145,13 +147,29 @@ def _go(path: Path, out: Path | None, only: tuple[str, ...], mlflow: str | None,
             Journal.opened(folder_of(study, out), text, resume=resume) as journal,
             beside(journal, study.name, mlflow, click.echo) as around,
         ):
-            Control(study, starts, journal, click.echo, around=around).run()
+            _do(Control(study, starts, journal, click.echo, around=around), again)
     except LabError as error:
         raise click.UsageError(str(error)) from error
     except KeyboardInterrupt:
-        click.echo(f"interrupted; every process has ended. Go on with: kvik lab resume {path}", err=True)
+        click.echo(f"interrupted; every process has ended. Go on with: {again}", err=True)
         sys.exit(INTERRUPTED)
     sys.exit(_exit_status(journal, starts))
+
+
+def _do(control: Control, again: str) -> None:
+    """All that is not done. A disk that is full ends it: what is run from there on would not be kept."""
+    try:
+        control.run()
+    except BrokenPipeError:
+        raise  # who read what is said here has left
+    except OSError as error:
+        slots = [one.slot for start in control.starts for one in start.runs]
+        done = sum(control.journal.done(slot.id) for slot in slots)
+        raise click.ClickException(
+            f"{error.filename or control.journal.folder}: {error.strerror or error}; every process has "
+            f"ended. {done} of {len(slots)} runs are completed, and kept in {control.journal.file}. Mend "
+            f"that (make room on a disk that is full), and go on with: {again}"
+        ) from error
 
 
 def _exit_status(journal: Journal, starts: tuple[PlannedStart, ...]) -> int:

@@ -18,7 +18,7 @@ from kvik_lab.errors import LabError
 from kvik_lab.records import RunRecord, Times
 from kvik_lab.records.schema import Key, Outcome
 from kvik_lab.run import clients
-from kvik_lab.run.build import Planned, PlannedStart, servers, setup, varied
+from kvik_lab.run.build import Planned, PlannedStart, contents, servers, setup, varied
 from kvik_lab.run.drivers import DRIVERS
 from kvik_lab.run.execute import Up, execute, place, used_nodes
 from kvik_lab.run.gating import judge_again, judged
@@ -52,7 +52,9 @@ class Control:
         self.makers: Mapping[str, Maker] = {}
 
     def run(self) -> None:
-        """Do all that is not done. `KeyboardInterrupt` when a signal came: then everything has been ended."""
+        """Do all that is not done. `KeyboardInterrupt` when a signal came: then everything has been ended.
+        Raises `LabError` where a file that requests are made from is not what it was."""
+        self._check_files()
         slots = [one.slot for start in self.starts for one in start.runs]
         progress = Progress(slots, self.starts, self.journal, self.say)
         logs = self.journal.folder / "logs"
@@ -62,6 +64,17 @@ class Control:
                 self._start(start, progress)
         for record in judge_again(self.journal, self.study.gates):
             self.say(f"beside all others {record.id} is {outcome_of(record)}")
+
+    def _check_files(self) -> None:
+        now = contents(run.load for start in self.starts for run in start.runs)
+        for record in self.journal.records.values():
+            was = record.key.configuration.get("files")
+            for file, digest in was.items() if isinstance(was, dict) else ():
+                if now.get(file, digest) != digest:
+                    raise LabError(
+                        f"{file}: has changed since run {record.id}, whose requests were made from it; put "
+                        "it back, or give a new folder with --out"
+                    )
 
     def _start(self, start: PlannedStart, progress: Progress) -> None:
         """All runs of one planned start; servers that die are started again, a few times."""

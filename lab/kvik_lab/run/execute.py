@@ -15,11 +15,11 @@ from kvik.roles import LineReady, Role, RoleGraph
 from kvik.roles.node import LocalNode, Node, NodeError
 from kvik.roles.processes import Process, ProcessError
 from kvik_lab.errors import LabError
-from kvik_lab.observe import engine_counters, scrape
+from kvik_lab.observe import added, engines_of, scrape
 from kvik_lab.records import Key, LoadResult, Place, RunRecord, Times
 from kvik_lab.records.schema import Counters, Outcome
 from kvik_lab.records.schema import Role as RoleRecord
-from kvik_lab.run.build import Planned, PlannedStart, servers, stated
+from kvik_lab.run.build import Planned, PlannedStart, contents, servers, stated
 from kvik_lab.run.clients import Seen, client
 from kvik_lab.run.drivers.system import Part, System
 from kvik_lab.run.nodes import DOCTOR, Look, client_node, recorded
@@ -29,7 +29,7 @@ from kvik_lab.run.spec import RunSpec
 OWN = "kvik_lab_own_cpu_seconds_total"
 FACTS = ("machine", "kernel", "cpu", "cores_usable", "memory_bytes", "gpus")  # those that a result depends on
 
-Sources = dict[str, Counters]  # by who told them: a server's page of metrics, its engines, or the load
+Sources = dict[str, Counters]  # by who told them: a server's page of metrics, engines by their ids, the load
 
 
 @dataclass(frozen=True)
@@ -124,6 +124,7 @@ def configuration(up: Up, run: Planned) -> dict[str, object]:
         "run": servers(run.spec),
         "load": run.load.model_dump(mode="json", by_alias=True, exclude={"url", "seed"}),
         "model": up.planned.model,
+        **({"files": files} if (files := contents([run.load])) else {}),
     }
 
 
@@ -144,16 +145,22 @@ def used_nodes(system: System, spec: RunSpec) -> list[str]:
 def _look(up: Up) -> tuple[dict[str, Look], dict[str, Sources]]:
     """Every node and every server that has counters."""
     looks = {name: Look.at(up.nodes[name], up.mark) for name in used_nodes(up.system, up.planned.spec)}
-    far: dict[str, Counters] = {}
+    far: dict[str, dict[str, Counters]] = {}
     for name in {part.role.node for part in up.system.parts}:  # that of the load alone may have no kvik
         node = up.nodes[name]
         if isinstance(node, RemoteNode):
-            far |= node.engine_counters(up.mark)
+            far |= node.engines(up.mark)
     counted = {part.role.name: _counted(up, part) for part in up.system.parts}
     for part in up.system.parts:
         if isinstance(up.nodes[part.role.node], RemoteNode):
-            counted[part.role.name]["engines"] = far.get(part.role.name, {})
+            counted[part.role.name] |= together(far.get(part.role.name, {}))
     return looks, counted
+
+
+def together(engines: Mapping[str, Counters]) -> Sources:
+    """One source of all engines of a role: where one of them does not answer, or is another one, what they
+    have counted together since they told it the last time is not known."""
+    return {f"engines {', '.join(sorted(engines))}": added(engines.values())}
 
 
 def _counted(up: Up, part: Part) -> Sources:
@@ -167,7 +174,7 @@ def _counted(up: Up, part: Part) -> Sources:
                 found["server"] = scrape(part.url)
         if isinstance(node, LocalNode):
             with contextlib.suppress(LabError, ProcessError):
-                found["engines"] = engine_counters(up.graph.processes[part.role.name].pid)
+                found |= together(engines_of(up.graph.processes[part.role.name].pid))
     return found
 
 

@@ -216,16 +216,15 @@ class RemoteNode:
         """Who listens on these ports there."""
         return [Holder(**one) for one in self._ports("holders", *wanted)]
 
-    def engine_counters(self, mark: str) -> dict[str, Counters]:
-        """What kvik's engines there count, by the role that they belong to. Raises `NodeError`."""
+    def engines(self, mark: str) -> dict[str, dict[str, Counters]]:
+        """What kvik's engines there count, by the role that they belong to and their id. Raises
+        `NodeError`."""
         source = Path(told.__file__).read_text(encoding="utf-8")
-        found: dict[str, Counters] = {}
-        for role, texts in json.loads(self.run([self.python, "-c", source, mark])).items():
-            counters = found.setdefault(role, {})
-            for text in texts:
-                for key, value in parse(text, f"an engine of {role}").items():
-                    counters[key] = counters.get(key, 0.0) + value
-        return found
+        said = json.loads(self.run([self.python, "-c", source, mark]))
+        return {
+            role: {name: parse(text, f"an engine of {role}") for name, text in texts.items()}
+            for role, texts in said.items()
+        }
 
     def _ports(self, *arguments: object) -> list[Any]:
         source = Path(kvik.roles.ports.__file__).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
-"""What kvik's engines of a study's roles count, as JSON {role: [Prometheus text]}: `python told.py MARK`.
+"""What kvik's engines of a study's roles count, as JSON {role: {engine: text}}: `python told.py MARK`.
 
-A role's processes have the study's mark and the role's name in their environment. This file needs kvik and
-not the lab, so that its text can be sent to any machine that runs roles.
+Texts are Prometheus'. A role's processes have the study's mark and the role's name in their environment.
+This file needs kvik and not the lab, so that its text can be sent to any machine that runs roles.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ STUDY = "KVIKLAB_STUDY"
 
 def main(mark: str) -> int:
     """Print it; an engine that does not answer is left out."""
-    found: dict[str, list[str]] = {}
+    found: dict[str, dict[str, str]] = {}
     for name in engines.names():
         with contextlib.suppress(engines.StatError, OSError):
             about, text = engines.snapshot(name)
             pairs = Path(f"/proc/{about.pid}/environ").read_bytes().decode(errors="replace").split("\0")
             known = dict(pair.partition("=")[::2] for pair in pairs)
             if known.get(STUDY) == mark and VARIABLE in known:
-                found.setdefault(known[VARIABLE], []).append(text)
+                found.setdefault(known[VARIABLE], {})[about.engine] = text
     print(json.dumps(found))
     return 0
 

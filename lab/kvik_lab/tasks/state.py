@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvik_lab.errors import LabError
+from kvik_lab.records import write_whole
 
 Status = Literal["running", "success", "skipped", "failed", "timeout", "interrupted"]
 DONE: tuple[Status, ...] = ("success", "skipped")
@@ -65,14 +66,8 @@ class State:
 
     def save(self) -> None:
         """Write in one step; what was there before stays whole if this fails."""
-        beside = self.path.with_suffix(".new")
         text = json.dumps({"name": self.name, "tasks": {key: asdict(one) for key, one in self.tasks.items()}})
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.path)
+        write_whole(self.path, text, 0o600)
 
 
 def load_state(path: Path, name: str) -> State:
@@ -94,9 +89,14 @@ def _record(raw: dict[str, Any]) -> Record:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a state for one run. Raises `LabError` while another has it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as file:
+    """Hold a state for one run. Raises `LabError` while another has it, and where none can be kept."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = path.with_suffix(".lock").open("w")
+    except OSError as error:
+        why = error.strerror or error
+        raise LabError(f"{path.parent}: no state can be kept here: {why}; give another --state") from error
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -312,6 +312,23 @@ def test_arms_are_compared_setting_by_setting() -> None:
     assert all(finding(one, "V8").status == "invalid" for one in judge_study([usual[0], other]))
 
 
+def test_a_setting_of_one_of_several_engines_is_compared() -> None:
+    """Whichever of them it is: the last one has the usual value."""
+
+    def run(number: int, *lengths: int) -> RunRecord:
+        engines = [
+            Role(name=f"prefill-{at}", kind="prefill", start="s1", settings={"max_model_len": length})
+            for at, length in enumerate(lengths)
+        ]
+        return record(id=f"run-{number}", roles=(*engines, *roles()[1:]))
+
+    other = run(3, 4096, 8192)
+    judged = judge_study([*(run(at, 8192, 8192) for at in range(3)), other])
+    assert [finding(one, "V8").status for one in judged] == ["passed"] * 3 + ["invalid"]
+    assert "prefill: max_model_len is 4096 and 8192 here and 8192 in other" in finding(judged[3], "V8").what
+    assert finding(judge(run(0, 8192), [run(1, 8192, 8192)]), "V8").status == "passed"
+
+
 def test_builds_and_nodes_are_compared() -> None:
     two = record(id="run-1", key=Key(configuration={}, code={"vllm": "0.34.0"}))
     assert "vllm is 0.33.0 here and 0.34.0 in run run-1" in finding(judge(record(), [two]), "V8").what
@@ -319,6 +336,16 @@ def test_builds_and_nodes_are_compared() -> None:
     assert finding(judge(one, [two]), "V8").status == "suspect"
     elsewhere = record(id="run-2", study="another", nodes=(node(facts={"kernel": "6.9"}),))
     assert finding(judge(one, [elsewhere]), "V8").status == "unchecked"
+
+
+def test_files_that_requests_are_made_from_are_compared() -> None:
+    def run(number: int, **files: Any) -> RunRecord:
+        return record(id=f"run-{number}", key=Key(configuration={"files": files}))
+
+    one, two = run(0, trace="a"), run(1, trace="b")
+    assert "trace had other content than in run run-1" in finding(judge(one, [two]), "V8").what
+    assert finding(judge(one, [two]), "V8").status == "invalid"
+    assert finding(judge(one, [run(1, trace="a"), run(2, another="b")]), "V8").status == "passed"
 
 
 @pytest.mark.parametrize("program", ["nixl", "nixl-cu12", "ucx"])
@@ -414,6 +441,16 @@ def test_engines_of_a_kind_have_their_hits_together() -> None:
     assert "prefill-1 does not count prefix-cache hits" in silent.what
 
 
+def test_an_engine_that_told_nothing_leaves_the_sum_unknown() -> None:
+    """What its like have counted is half, and no proof that the other half was not there."""
+    first, one, router = roles(second={name: value / 2 for name, value in decode().items()})
+    silent = one.model_copy(update={"name": "decode-1", "after": {}})
+    judged = judge(record(roles=(first, one, silent, router)))
+    assert {gate: finding(judged, gate).status for gate in ("V2", "V3", "V4")} == {
+        "V2": "suspect", "V3": "suspect", "V4": "suspect",
+    }  # fmt: skip
+
+
 def test_what_did_not_complete_is_given_back() -> None:
     lost = record(id="run-1", outcome="lost", error="no such host", requests=())
     assert judge_study([record(), lost])[1] == lost
@@ -436,11 +473,16 @@ def test_the_command(tmp_path: Path) -> None:
 
 
 def test_verdicts_go_into_a_journal_without_harm_to_it(tmp_path: Path) -> None:
-    """Half a line of a writer that was killed is not made longer, and who writes there is not disturbed."""
+    """A last line without its end is neither made longer nor lost, and who writes there is not disturbed."""
     journal = tmp_path / "runs.jsonl"
     append(journal, record())
-    with journal.open("ab") as file:
-        file.write(b'{"schema":1,"id":"run-')
+    whole = journal.read_bytes()
+    for half in (b'{"schema":1,"id":"run-', whole[:-1], b"what somebody else had written"):
+        journal.write_bytes(whole + half)
+        refused = CliRunner().invoke(gate_command, [str(journal), "--out", str(journal)])
+        assert (refused.exit_code, journal.read_bytes()) == (2, whole + half)
+        assert "runs.jsonl: its last line has no end" in refused.output
+    journal.write_bytes(whole)
     assert CliRunner().invoke(gate_command, [str(journal), "--out", str(journal)]).exit_code == 0
     assert [one.verdict for one in read([journal])] == ["valid"]
     before = journal.read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ AIPERF = [
         "error": {"code": 499, "type": "RequestCancellationError", "message": "cancelled"},
     },
 ]  # fmt: skip
-GUIDE = {
+GUIDE: dict[str, Any] = {
     "benchmarks": [{
         "requests": {
             "successful": [{
@@ -64,7 +65,7 @@ TEBENCH = (
     "12.500000 GB/s\nnoise\nTest completed: duration 2.00, batch count 8, throughput 80.00 Gb/s\n"
 )
 SAMPLES = Path(__file__).parent / "samples"
-FIO = {
+FIO: dict[str, Any] = {
     "fio version": "fio-3.36", "timestamp": 2000,
     "jobs": [{
         "jobname": "kv", "error": 0, "job options": {"bs": "1M", "iodepth": "8"},
@@ -180,6 +181,15 @@ def test_guidellm() -> None:
     assert (good.cached_tokens, bad.error, bad.ok) == (4, "boom", False)
 
 
+def test_guidellm_that_sends_as_fast_as_it_can_has_no_due_times() -> None:
+    """It targets all requests at the beginning: the last one's first token would come after all others."""
+    (benchmark,) = GUIDE["benchmarks"]
+    for strategy, waited in (("constant", 0.35), ("throughput", 0.25)):
+        asked = benchmark | {"config": {"strategy": {"type_": strategy}}}
+        first = next(one for one in read("guidellm", {"benchmarks": [asked]}).requests if one.id == "a")
+        assert ttft(first) == pytest.approx(waited)
+
+
 def test_transfer_engine_bench() -> None:
     result = read("transfer_engine_bench", TEBENCH)
     rates = [one.value for one in result.figures if one.metric == "bandwidth"]
@@ -253,6 +263,61 @@ def test_values_of_the_wrong_kind_are_refused_with_their_place(where: str) -> No
             read("vllm-bench", VLLM | {where: [1]})
 
 
+@pytest.mark.parametrize(
+    ("form", "content", "said"),
+    [
+        ("vllm-bench", VLLM | {"itls": []}, "itls has 0 entries, and ttfts 2"),
+        ("vllm-bench", VLLM | {"duration": 10**400}, "duration: is '1000.*not a number"),
+        ("guidellm", {"benchmarks": [{"requests": {"successful": [
+            GUIDE["benchmarks"][0]["requests"]["successful"][0] | {"output_tokens": 10**12}]}}]},
+         "output_tokens: is 1e[+]12 tokens"),
+        ("vllm-bench", VLLM | {"duration": 1e300}, "file: has a number that is no time"),
+        ("guidellm", {"benchmarks": [{"requests": {"errored": [{
+            "request_id": "", "request_start_time": 1.0}]}}]}, "gives no record: id is ''"),
+        ("transfer_engine_bench", TEBENCH.replace("GB/s", "Tib/s").replace("Gb/s", "iB/s"), "has no line"),
+        ("fio", {"jobs": [{"read": FIO["jobs"][0]["read"] | {"clat_ns": {"percentile": {"p50": 1}}}}]},
+         "'p50' is no number"),
+    ],
+)  # fmt: skip
+def test_odd_files_are_refused_by_name(tmp_path: Path, form: str, content: Any, said: str) -> None:
+    source = tmp_path / "file"
+    source.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(LabError, match=said):
+        read_foreign(form, source)
+
+
+@pytest.mark.parametrize("form", ["vllm-bench", "aiperf", "guidellm", "fio", "iperf3"])
+def test_whatever_a_file_has_it_is_read_or_refused(tmp_path: Path, form: str) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    draw, source = random.Random(seed), tmp_path / "file"
+    whole = {"vllm-bench": VLLM, "aiperf": AIPERF, "guidellm": GUIDE, "fio": FIO, "iperf3": IPERF}[form]
+    for number in range(200):
+        changed = _changed(whole, draw)
+        lines = changed if form == "aiperf" and isinstance(changed, list) else [changed]
+        source.write_text("\n".join(map(json.dumps, lines)))
+        try:
+            read_foreign(form, source)
+        except LabError:
+            pass
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, file {number}: {source.read_text()}") from error
+
+
+def _changed(value: Any, draw: random.Random) -> Any:
+    """The same with one part of it, at any depth, otherwise."""
+    if isinstance(value, dict | list) and value and draw.random() < 0.9:
+        copy = value.copy()
+        key = draw.choice(list(copy) if isinstance(copy, dict) else range(len(copy)))
+        if isinstance(copy, dict) and draw.random() < 0.1:
+            del copy[key]
+        else:
+            copy[key] = _changed(copy[key], draw)
+        return copy
+    return draw.choice(
+        [None, "", "x", -1, 0, 1e300, 10**400, True, [], {}, [[]], {"x": 1}, [None], float("nan")]
+    )
+
+
 def test_the_command_writes_what_a_load_would(tmp_path: Path) -> None:
     source, out = tmp_path / "bench.json", tmp_path / "out.json"
     source.write_text(json.dumps(VLLM))
@@ -272,3 +337,13 @@ def test_iperf3_without_what_it_was_told_to_omit() -> None:
     rest = [{"sum": {**one["sum"], "omitted": False}} for one in IPERF["intervals"]]
     result = read("iperf3", {**IPERF, "intervals": [slow, *rest]})
     assert [one.value for one in result.figures if one.metric == "bandwidth"] == [1e9, 2e9]
+
+
+def test_perftest_by_duration() -> None:
+    """It prints a peak of 0, which it has not measured, and of latencies the mean alone."""
+    heading = " #bytes  #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]    CPU_Util[%]"
+    row = " 65536      884736           0.00               92.77              0.176949       1.50"
+    found = values(read("perftest", f"{heading}\n{row}\n"), "bandwidth", bytes=65536)
+    assert found == {"mean": pytest.approx(92.77e9 / 8)}
+    text = " #bytes   #iterations    t_avg[usec]    tps average\n 2       1577611      1.90     262864.28\n"
+    assert values(read("perftest", text), "latency", bytes=2) == {"mean": pytest.approx(1.9e-6)}

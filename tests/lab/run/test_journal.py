@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from click.testing import CliRunner
 
 from kvik_lab.errors import LabError
-from kvik_lab.records import Key, Place, RunRecord, Times, dump, mend
+from kvik_lab.records import Key, Place, RunRecord, Times, dump, mend, read
 from kvik_lab.records.schema import Outcome
-from kvik_lab.run import control
+from kvik_lab.run import cli, control, execute
 from kvik_lab.run.build import Planned, resolve
 from kvik_lab.run.control import Control
 from kvik_lab.run.journal import Journal, is_running
@@ -178,6 +180,73 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     assert not is_running(out)
 
 
+def without_servers(
+    monkeypatch: pytest.MonkeyPatch, tried: Callable[[object, Planned, str], RunRecord], dead: list[str]
+) -> None:
+    """Each run is what `tried` makes of it; `dead` are roles that have ended, until the next start."""
+
+    @contextlib.contextmanager
+    def up(_control: Control, _start: object, name: str) -> Iterator[object]:
+        dead.clear()
+        yield SimpleNamespace(name=name, graph=SimpleNamespace(dead=lambda: dead))
+
+    monkeypatch.setattr(Control, "_up", up)
+    monkeypatch.setattr(control, "execute", tried)
+
+
+def test_a_full_disk_ends_the_study_and_keeps_what_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is named with the file, and when there is room again the study goes on."""
+    study, out = written(tmp_path, PLAIN), tmp_path / "out"
+    without_servers(monkeypatch, lambda _up, run, _study: record(run.slot.id), [])
+
+    def full(_descriptor: int) -> None:
+        """No room for the second record."""
+        if (out / "runs.jsonl").exists() and (out / "runs.jsonl").read_bytes().count(b"\n") > 1:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        stopped = CliRunner().invoke(cli.run, [str(study), "--out", str(out)])
+    said = stopped.output.splitlines()[-1]
+    assert stopped.exit_code == 1
+    assert said.startswith(f"Error: {out}/runs.jsonl: No space left on device; every process has ended")
+    assert "1 of 2 runs are completed, and kept in" in said
+    assert said.endswith(f"and go on with: kvik lab resume {study} --out {out}")
+    assert len((out / "runs.jsonl").read_bytes().splitlines()) == 1
+    again = CliRunner().invoke(cli.resume, [str(study), "--out", str(out)])
+    assert (again.exit_code, "[2/2]" in again.output) == (0, True), again.output
+
+
+def test_a_trace_that_has_changed_is_another_load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its content is in the key, and the rest of the study is not run with another one."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("as it was")
+    text = PLAIN.replace("  load:\n", f"  load:\n    arrival: {{kind: trace, file: {trace}}}\n")
+    study, out = written(tmp_path, text), tmp_path / "out"
+    starts = resolve(load_study(study), plan_slots(load_study(study)))
+    tried: list[str] = []
+
+    def run(_up: object, run: Planned, _study: str) -> RunRecord:
+        tried.append(run.slot.id)
+        if len(tried) == 2:
+            raise KeyboardInterrupt
+        key = Key(configuration=execute.configuration(SimpleNamespace(planned=starts[0]), run))  # type: ignore[arg-type]
+        return record(run.slot.id).model_copy(update={"key": key})
+
+    without_servers(monkeypatch, run, [])
+    assert CliRunner().invoke(cli.run, [str(study), "--out", str(out)]).exit_code == 130
+    (first,) = read([out / "runs.jsonl"])
+    assert first.key.configuration["files"] == {str(trace): hashlib.sha256(b"as it was").hexdigest()}
+    trace.write_text("another one")
+    refused = CliRunner().invoke(cli.resume, [str(study), "--out", str(out)])
+    assert (refused.exit_code, len(tried)) == (2, 2)
+    assert f"{trace}: has changed since run {first.id}" in refused.output
+    trace.write_text("as it was")
+    assert CliRunner().invoke(cli.resume, [str(study), "--out", str(out)]).exit_code == 0
+
+
 def test_a_run_that_ends_its_servers_keeps_no_other_from_its_turn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,18 +256,12 @@ def test_a_run_that_ends_its_servers_keeps_no_other_from_its_turn(
     first, second = (run.slot.id for run in starts[0].runs)
     dead: list[str] = []
 
-    @contextlib.contextmanager
-    def up(_control: Control, _start: object, name: str) -> Iterator[object]:
-        dead.clear()
-        yield SimpleNamespace(name=name, graph=SimpleNamespace(dead=lambda: dead))
-
     def tried(_up: object, run: Planned, _study: str) -> RunRecord:
         if run.slot.id == first:
             dead.append("decode")
         return record(run.slot.id, "failed" if dead else "completed")
 
-    monkeypatch.setattr(Control, "_up", up)
-    monkeypatch.setattr(control, "execute", tried)
+    without_servers(monkeypatch, tried, dead)
     with Journal.opened(tmp_path / "out", "text", resume=False) as journal:
         Control(study, starts, journal, print).run()
     assert {name: one.outcome for name, one in journal.records.items()} == {

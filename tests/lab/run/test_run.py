@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kvik_lab.run.execute import told_twice
+from kvik.stat import engines
+from kvik_lab.observe import engines_of
+from kvik_lab.run.execute import together, told_twice
 from tests.lab.gates.scene import finding
 from tests.lab.run.studies import PLAIN, SMALL, finish, processes, records, run, start, wait_for, written
 
@@ -226,3 +228,23 @@ def test_what_a_server_tells_only_after_a_run_is_not_what_it_did_in_it() -> None
     before = {"engines": {"read": 1.0}}
     after = {"server": {"loaded": 9.0}, "engines": {"read": 3.0, "written": 2.0}}
     assert told_twice(before, after) == ({"read": 1.0}, {"read": 3.0, "written": 2.0})
+
+
+def test_an_engine_that_tells_only_after_a_run_leaves_the_growth_of_its_role_unknown(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it has counted since its start is none of the run's, and without it the sum is too small."""
+    asked: list[str] = []
+
+    def snapshot(name: str) -> tuple[engines.About, str]:
+        asked.append(name)
+        if asked == ["a", "b"]:
+            raise engines.StatError("it is stopped")
+        about = engines.About(name, "", os.getpid(), "1", "tcp", (), 1.0)
+        return about, f"moved_total {100.0 * len(asked)}\n"
+
+    monkeypatch.setattr(engines, "names", lambda: ["a", "b"])
+    monkeypatch.setattr(engines, "snapshot", snapshot)
+    looks = [together(engines_of(os.getpid())) for _ in range(3)]
+    assert told_twice(looks[0], looks[1]) == ({}, {})
+    assert told_twice(looks[1], looks[2]) == ({"moved_total": 700.0}, {"moved_total": 1100.0})
