@@ -45,3 +45,14 @@ def test_memory_that_holds_no_page_is_refused() -> None:
     done = _run("--memory", "8KiB")
     assert done.returncode == 1
     assert "hold none" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"), [("head_size=1", "4 bytes; made up"), ("head_size=4,vocab_size=3", "has 3 tokens")]
+)
+def test_a_model_whose_kv_cannot_be_made_up_is_refused(shape: str, said: str) -> None:
+    """By name, before a process is started: not by a traceback of one side or the other."""
+    done = _run("--shape", f"layers=1,kv_heads=1,{shape}")
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
