@@ -1,6 +1,8 @@
 """`kvik bench context`: a context in pieces between two processes, and its digest as one piece has it."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,6 +41,22 @@ def test_a_context_in_pieces(tmp_path: Path, transport: str) -> None:
     numbers = np.arange(pages, dtype=np.uint32)
     function.fill(memory, numbers, 0, chain)
     assert told["digest"] == function.read(memory, numbers, 0, TOKENS)
+
+
+def test_ctrl_c_ends_it_without_a_traceback_of_the_other_process() -> None:
+    command = [sys.executable, "-m", "kvik.cli", "bench", "context", "--shape", "tiny"]
+    with subprocess.Popen(
+        [*command, "--tokens", str(1 << 24), "--memory", "1MiB"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as bench:
+        assert bench.stderr is not None
+        assert "piece 1/" in bench.stderr.readline()
+        os.killpg(bench.pid, signal.SIGINT)  # as a terminal does
+        said = bench.stderr.read()
+    assert bench.returncode == 130
+    assert "Traceback" not in said
 
 
 def test_memory_that_holds_no_page_is_refused() -> None:
