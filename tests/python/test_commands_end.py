@@ -43,6 +43,8 @@ def test_a_store_that_is_told_to_end_again_and_again_sends_what_it_has_gathered(
         (["emulator", "serve", "--model-shape", "none"], "none"),
         (["router", "serve", "--prefill", "http://h:1/x?y", "--decode", "http://h:2"], "http://h:1/x?y"),
         (["demo", "--logs", "/proc/none"], "/proc/none"),
+        (["demo", "--fault", "slow;ded"], "did you mean 'dead'"),
+        (["demo", "--tp", "2:1", "--fault", "dead:what=rank,rank=2"], "here it is 0 to 1"),
     ],
 )
 def test_a_wrong_command_line_ends_with_status_2(arguments: list[str], said: str) -> None:

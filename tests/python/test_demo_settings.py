@@ -67,6 +67,7 @@ def test_the_second_act_has_a_block_to_find(length: int, wanted: int) -> None:
         (["--link-rate", "1gbit", "--transport", "local"], "stays on one host"),
         (["--link-rate", "1mbit"], "choose shorter --lengths"),
         (["--transport", "pigeon"], "pigeon"),
+        (["--svg", "/nonexistent/demo.svg"], "no folder for /nonexistent/demo.svg"),
         (["--engine", "vllm"], "`ENGINE=vllm make demo` installs it"),
     ],
 )

@@ -76,7 +76,10 @@ class Owner:
         self._ours.settimeout(ANSWER_LIMIT_S)
         with theirs:
             command = [sys.executable, "-m", "kvik.bench.context_side", str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            # In a session of its own, so that a Ctrl-C reaches this process alone.
+            self._process = subprocess.Popen(
+                command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
         wire.send(self._ours, Message("order", {"order": asdict(order)}))
 
     def make(self, piece: int) -> dict[str, Any]:

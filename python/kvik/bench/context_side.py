@@ -15,13 +15,15 @@ import kvik
 from kvik.bench.errors import BenchError
 from kvik.bench.facts import cores_usable
 from kvik.emulator import wire
-from kvik.emulator.content import KvFunction, chain_of, root_of
+from kvik.emulator.content import WORD, KvFunction, chain_of, root_of
+from kvik.emulator.tokens import FIRST_BYTE_TOKEN
 from kvik.emulator.wire import Message
 from kvik.shapes import ModelShape
 
 PROMPT_SEED = 11
 DEADLINE_S = 300.0
 _GB = 1e9
+_MOST_TOKENS = 1 << 32
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,17 @@ class Order:
 
 
 def pages_for(shape: ModelShape, page_tokens: int, tokens: int, nbytes: int) -> int:
-    """Pages of a piece that fits into `nbytes`; `BenchError` when not one page does."""
+    """Pages of a piece that fits into `nbytes`; `BenchError` when none does, or KV cannot be made up."""
+    row = shape.content * shape.element_bytes
+    if row % WORD:
+        raise BenchError(
+            f"the KV of one token and head of {shape.name} is {row} bytes; made up it is a multiple of {WORD}"
+        )
+    if not FIRST_BYTE_TOKEN < shape.vocab_size <= _MOST_TOKENS:
+        raise BenchError(
+            f"{shape.name} has {shape.vocab_size} tokens; a context is made of {FIRST_BYTE_TOKEN + 1} to "
+            f"{_MOST_TOKENS}"
+        )
     page = shape.page_bytes(page_tokens)
     if page > nbytes:
         raise BenchError(f"a page of {shape.name} is {page} bytes; {nbytes} bytes on either side hold none")
@@ -115,7 +127,7 @@ def main() -> None:
         return
     order: Order = wire.build(Order, message.fields["order"])
     rng = np.random.default_rng(PROMPT_SEED)
-    tokens = rng.integers(3, order.shape.vocab_size, size=order.tokens, dtype=np.uint32)
+    tokens = rng.integers(FIRST_BYTE_TOKEN, order.shape.vocab_size, size=order.tokens, dtype=np.uint32)
     chain, _ = chain_of(root_of(order.shape.name, None), tokens, 0, 0)
     side = Side(order, "owner", np.arange(order.pages))
     side.bytes[:] = 0

@@ -20,9 +20,11 @@ from kvik.demo.scene import (
     report_file,
     wait_all,
 )
+from kvik.emulator.faults import parse_fault
+from kvik.errors import InvalidArgument
 from kvik.roles.ports import LOOPBACK, free_ports
 from kvik.roles.processes import Fleet, HttpServer, Process
-from kvik.shapes import ModelShape, ShapeError
+from kvik.shapes import ModelShape
 
 LENGTHS: tuple[int, ...] = (1, 100, 500, 1000, 2000, 4000)
 SHAPE = "llama-3.1-8b"
@@ -88,7 +90,9 @@ def check(settings: Settings) -> None:
         shape = ModelShape.resolve(settings.model_shape or SHAPE)
         for ranks in (settings.ranks.prefill, settings.ranks.decode):
             shape.check_tp(ranks)
-    except ShapeError as error:
+        for fault in settings.fault.split(";") if settings.fault else ():
+            parse_fault(fault.strip(), 1, settings.ranks.prefill)
+    except InvalidArgument as error:
         raise SettingError(str(error)) from error
     longest = max(settings.lengths)
     if longest + TOKENS > shape.max_context:

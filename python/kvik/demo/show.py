@@ -20,6 +20,7 @@ import click
 from rich.console import Console
 from rich.live import Live
 
+from kvik.bench.writing import writable
 from kvik.demo import client, emulator_scene, restart, table, telling, vllm_scene, words
 from kvik.demo.measure import Row, rows, warm_up
 from kvik.demo.scene import Cast, KvFacts, Ranks, Scene, SettingError, Settings, place_for
@@ -73,7 +74,7 @@ LONGEST_LOAD = 20.0  # and one of them: a load has a deadline of 30 s
     "--svg",
     "picture",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    callback=writable,
     help="Write the picture of where the time went as an SVG file, too.",
 )
 @click.option(
@@ -82,7 +83,7 @@ LONGEST_LOAD = 20.0  # and one of them: a load has a deadline of 30 s
 )  # fmt: skip
 def demo(
     engine: str, model_shape: str, tp: str, lengths: str, transport: str, link_rate: str | None,
-    fault: str | None, picture: Path | None, logs: Path | None,
+    fault: str | None, picture: str | None, logs: Path | None,
 ) -> None:  # fmt: skip
     """Hand KV over from a prefill engine to a decode engine on this machine, and show what passes.
 
@@ -98,7 +99,7 @@ def demo(
             _check_link(rate, settings, ENGINES[engine].facts(settings))
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    sys.exit(_with_logs(ENGINES[engine], settings, rate, picture, logs))
+    sys.exit(_with_logs(ENGINES[engine], settings, rate, Path(picture) if picture else None, logs))
 
 
 class _Signalled(BaseException):

@@ -35,6 +35,7 @@ KINDS = {
     "wrong-page": ("after", "times"),
     "dead": ("after", "what", "dp", "rank"),
 }
+_MOST = 10**9 - 1
 TARGETS = {"stalled": ("engine", "rank"), "dead": ("server", "rank")}
 
 
@@ -52,8 +53,8 @@ class Fault:
     rank: int = 0
 
 
-def parse_fault(text: str) -> Fault:
-    """Read a SPEC; `InvalidArgument` says what is known."""
+def parse_fault(text: str, dp: int, tp: int) -> Fault:
+    """Read a SPEC for a server of `dp` replicas of `tp` ranks; `InvalidArgument` says what is known."""
     kind, _, rest = text.partition(":")
     if kind not in KINDS:
         near = difflib.get_close_matches(kind, KINDS, n=1)
@@ -61,11 +62,12 @@ def parse_fault(text: str) -> Fault:
         raise InvalidArgument(f"fault {text!r}: {kind!r} is none of {', '.join(KINDS)}{hint}")
     values: dict[str, Any] = {"what": TARGETS.get(kind, ("",))[0]}
     types = {field.name: str(field.type) for field in fields(Fault)}
+    most = {"dp": dp - 1, "rank": tp - 1}
     for part in filter(None, rest.split(",")):
         key, _, value = (piece.strip() for piece in part.partition("="))
         if key not in KINDS[kind]:
             raise InvalidArgument(f"fault {text!r}: {kind} takes {', '.join(KINDS[kind])}, not {key!r}")
-        values[key] = _value(text, key, value, types[key])
+        values[key] = _value(text, key, value, types[key], most.get(key, _MOST))
     if kind == "slow" and "ms" in values and "factor" not in values:
         values["factor"] = 1.0
     if values["what"] not in TARGETS.get(kind, ("",)):
@@ -73,7 +75,7 @@ def parse_fault(text: str) -> Fault:
     return Fault(kind, **values)
 
 
-def _value(text: str, key: str, value: str, kind: str) -> Any:
+def _value(text: str, key: str, value: str, kind: str, most: int) -> Any:
     if kind == "str":
         return value
     try:
@@ -81,8 +83,8 @@ def _value(text: str, key: str, value: str, kind: str) -> Any:
     except ValueError as error:
         raise InvalidArgument(f"fault {text!r}: {key}={value!r} is not a number") from error
     least = 1 if key == "after" else 0
-    if not least <= number < 1e9:
-        raise InvalidArgument(f"fault {text!r}: {key}={value} is out of range")
+    if not least <= number <= most:
+        raise InvalidArgument(f"fault {text!r}: {key}={value} is out of range: here it is {least} to {most}")
     return number
 
 

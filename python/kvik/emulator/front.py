@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 
-from kvik.emulator.faults import Faults
+from kvik.emulator.faults import Faults, parse_fault
 from kvik.emulator.metrics import Metrics
 from kvik.emulator.replica import Replica, ReplicaError, ReplicaPlan
 from kvik.emulator.requests import Event, Request, Status
@@ -85,6 +85,10 @@ class Front:
     def health(self) -> dict[str, str]:
         """What each replica is: "ok", or why not."""
         return {f"dp{place.dp}": place.why or "ok" for place in self._places}
+
+    def order_fault(self, text: str) -> None:
+        """Order a fault of this server; `InvalidArgument` for one that it cannot have."""
+        self.faults.order(parse_fault(text, len(self._places), self.plan.setup.tp))
 
     # Requests.
 

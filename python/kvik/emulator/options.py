@@ -123,4 +123,4 @@ class Options:
 
     def faults(self) -> tuple[Fault, ...]:
         """The faults that are ordered from the start."""
-        return tuple(parse_fault(text) for text in self.fault or ())
+        return tuple(parse_fault(text, self.dp, self.tp) for text in self.fault or ())

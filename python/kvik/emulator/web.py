@@ -20,7 +20,6 @@ from starlette.types import Message, Receive, Scope, Send
 
 from kvik.emulator import api
 from kvik.emulator.api import Answer, ApiError, Ask, Bounds, Kind
-from kvik.emulator.faults import parse_fault
 from kvik.emulator.front import Front, UnavailableError
 from kvik.emulator.requests import Event, Request
 from kvik.errors import InvalidArgument
@@ -115,7 +114,7 @@ class Web:
             spec = body.get("fault") if isinstance(body, dict) else None
             if not isinstance(spec, str):
                 raise ApiError(400, '`fault` is not a text; send {"fault": "slow:factor=3"}', "fault")
-            self._front.faults.order(parse_fault(spec))
+            self._front.order_fault(spec)
         except InvalidArgument as error:
             return _error(ApiError(400, str(error), "fault"))
         except ApiError as error:

@@ -1,6 +1,8 @@
 """`kvik bench context`: a context in pieces between two processes, and its digest as one piece has it."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +43,34 @@ def test_a_context_in_pieces(tmp_path: Path, transport: str) -> None:
     assert told["digest"] == function.read(memory, numbers, 0, TOKENS)
 
 
+def test_ctrl_c_ends_it_without_a_traceback_of_the_other_process() -> None:
+    command = [sys.executable, "-m", "kvik.cli", "bench", "context", "--shape", "tiny"]
+    with subprocess.Popen(
+        [*command, "--tokens", str(1 << 24), "--memory", "1MiB"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as bench:
+        assert bench.stderr is not None
+        assert "piece 1/" in bench.stderr.readline()
+        os.killpg(bench.pid, signal.SIGINT)  # as a terminal does
+        said = bench.stderr.read()
+    assert bench.returncode == 130
+    assert "Traceback" not in said
+
+
 def test_memory_that_holds_no_page_is_refused() -> None:
     done = _run("--memory", "8KiB")
     assert done.returncode == 1
     assert "hold none" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"), [("head_size=1", "4 bytes; made up"), ("head_size=4,vocab_size=3", "has 3 tokens")]
+)
+def test_a_model_whose_kv_cannot_be_made_up_is_refused(shape: str, said: str) -> None:
+    """By name, before a process is started: not by a traceback of one side or the other."""
+    done = _run("--shape", f"layers=1,kv_heads=1,{shape}")
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +171,10 @@ def test_a_step_of_hardware_that_the_doctor_has_recorded(tmp_path: Path) -> None
 
 def test_faults() -> None:
     """What is ordered strikes when it is due, as often as it says."""
-    assert parse_fault("slow") == Fault("slow")
-    assert parse_fault("slow:ms=5") == Fault("slow", factor=1.0, ms=5.0)
-    assert parse_fault("dead:after=3,what=rank,dp=1") == Fault("dead", after=3, what="rank", dp=1)
+    parse = partial(parse_fault, dp=2, tp=3)
+    assert parse("slow") == Fault("slow")
+    assert parse("slow:ms=5") == Fault("slow", factor=1.0, ms=5.0)
+    assert parse("dead:after=3,what=rank,dp=1") == Fault("dead", after=3, what="rank", dp=1)
     for text in (
         "",
         "ded",
@@ -183,9 +185,9 @@ def test_faults() -> None:
         "slow:ms=-1",
     ):
         with pytest.raises(kvik.InvalidArgument):
-            parse_fault(text)
+            parse(text)
     faults = Faults(
-        tuple(map(parse_fault, ["slow:factor=3", "stalled:after=2,ms=500", "dead:what=rank,dp=1,rank=2"]))
+        tuple(map(parse, ["slow:factor=3", "stalled:after=2,ms=500", "dead:what=rank,dp=1,rank=2"]))
     )
     first, second, third = (faults.of_step(0) for _ in range(3))
     assert (first.factor, first.stand_s, first.signals) == (3.0, 0.0, ())
@@ -193,11 +195,24 @@ def test_faults() -> None:
     assert third.stand_s == 0.0
     assert faults.of_step(1).signals == ((2, 9),)
     assert faults.of_step(1).signals == ()
-    faults.order(parse_fault("stalled"))
+    faults.order(parse("stalled"))
     assert faults.of_step(0).stand_s is None
-    wrong = Faults((parse_fault("wrong-page:after=2,times=2"),))
+    wrong = Faults((parse("wrong-page:after=2,times=2"),))
     assert [wrong.wrong_page([4], 1) is not None for _ in range(5)] == [False, True, True, False, False]
-    assert all(Faults((parse_fault("wrong-page:times=0"),)).wrong_page([4], 1) for _ in range(3))
+    assert all(Faults((parse("wrong-page:times=0"),)).wrong_page([4], 1) for _ in range(3))
+
+
+def test_a_fault_of_a_replica_or_rank_that_is_not_there_is_refused() -> None:
+    """It would strike nobody, and whoever ordered it would take the server for one that stands it."""
+    assert parse_fault("stalled:dp=1,rank=2", dp=2, tp=3) == Fault("stalled", what="engine", dp=1, rank=2)
+    for text, said in (
+        ("stalled:dp=2", "dp=2 is out of range: here it is 0 to 1"),
+        ("dead:rank=3", "0 to 2"),
+    ):
+        with pytest.raises(kvik.InvalidArgument, match=said):
+            parse_fault(text, dp=2, tp=3)
+    with pytest.raises(kvik.InvalidArgument, match="dp=1 is out of range"):
+        replace(OPTIONS, fault=("stalled:dp=1",)).faults()
 
 
 def test_messages() -> None:
