@@ -7,6 +7,7 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -21,6 +22,7 @@ from kvik.store.cli import DEFAULT_ADDRESS
 from kvik.store.cli import store as command
 from kvik.store.figures import figures, quantile
 from kvik.store.show import WIDTH
+from tests.python.peers import until
 from tests.python.store_rig import BLOCK, NAMESPACE, Rig, Served
 
 BANK = kvik.Namespace(**{**NAMESPACE.__dict__, "salt": b"bank"})
@@ -214,6 +216,22 @@ def test_who_does_not_speak_http_keeps_nobody_waiting() -> None:
         assert any(one.recv(1) == b"" for one in many[-2:])
         for one in silent + many:
             one.close()
+
+
+def test_who_never_reads_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "_SECONDS", 0.2)
+    page = "a 7\n" * (4 << 20)  # More than sockets hold.
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    with scrape.serving([f"{LOOPBACK}:0"], lambda: page) as bound:
+        host, _, port = bound[0].rpartition(":")
+        before = descriptors()
+        with socket.create_connection((host, int(port)), timeout=5) as silent:
+            silent.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert silent.recv(1) == b"H"
+            assert until(lambda: descriptors() <= before + 1)
 
 
 def test_a_connection_that_is_open_at_the_end_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
