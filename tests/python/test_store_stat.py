@@ -113,14 +113,36 @@ def test_a_quantile_is_that_of_prometheus() -> None:
     assert quantile(0.99, [(1.0, 0.0), (2.0, 0.0), (infinity, 7.0)]) == 2.0
 
 
-def test_a_store_that_began_anew_has_done_nothing_less() -> None:
-    def samples(hits: int) -> Samples:
-        labels = 'tenant="a",tier="memory"'
-        names = ("lookups_total", "hits_total", "misses_total", "in_bytes_total", "out_bytes_total")
-        return Samples("".join(f"kvik_store_{name}{{{labels}}} {hits}\n" for name in names))
+def asked(hits: int, misses: int, member: str = "") -> str:
+    """What a server of a store says that gets found, and did not."""
+    labels = f'member="{member}",tenant="a",tier="memory"'
+    counts = {"lookups_total": hits + misses, "hits_total": hits, "misses_total": misses}
+    counts |= {"in_bytes_total": 0, "out_bytes_total": 0}
+    return "".join(f"kvik_store_{name}{{{labels}}} {count}\n" for name, count in counts.items())
 
-    between = figures("x", samples(50), samples(7), 1.0).interval
-    assert between.tiers["memory"].hits == 0
+
+def test_a_store_that_began_anew_has_done_what_it_says() -> None:
+    for before, after in ((asked(50, 0), asked(7, 1)), (asked(0, 50), asked(55, 5))):
+        between = figures("x", Samples(before), Samples(after), 1.0).interval
+        ever = figures("x", Samples(""), Samples(after), 1.0).since_start
+        assert between.tiers == ever.tiers
+        assert between.tenants == ever.tenants
+
+
+def test_a_server_that_began_anew_hides_nothing_of_the_others() -> None:
+    before, after = asked(100, 0, "a:1") + asked(10, 0, "b:1"), asked(5, 0, "a:1") + asked(30, 0, "b:1")
+    told = figures("x", Samples(before), Samples(after), 1.0, {"a:1": True, "b:1": True})
+    assert told.interval.tiers["memory"].hits == 25
+    assert {name: server.hits for name, server in told.servers.items()} == {"a:1": 5, "b:1": 20}
+
+
+def test_what_a_server_did_before_it_answered_is_none_of_the_interval() -> None:
+    """It did not answer at the first look: stopped, say, and not started again."""
+    before, after = asked(10, 0, "b:1"), asked(1_000_000, 0, "a:1") + asked(30, 0, "b:1")
+    told = figures("x", Samples(before), Samples(after), 1.0, {"a:1": True, "b:1": True})
+    assert told.interval.tiers["memory"].lookups == 20
+    assert told.since_start.tiers["memory"].lookups == 1_000_030
+    assert told.servers["a:1"].lookups == 0
 
 
 def test_tenants_have_what_they_were_given() -> None:
