@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -143,6 +144,24 @@ def test_what_a_server_did_before_it_answered_is_none_of_the_interval() -> None:
     assert told.interval.tiers["memory"].lookups == 20
     assert told.since_start.tiers["memory"].lookups == 1_000_030
     assert told.servers["a:1"].lookups == 0
+
+
+def test_every_figure_of_a_tier_is_one_that_a_store_tells(tmp_path: Path) -> None:
+    with kvik.Engine() as engine:
+        kept = kvik.Store.embedded(
+            engine,
+            BANK,
+            Rig(engine, None).layout,
+            log=tmp_path / "log",
+            log_size="8MiB",
+            object=f"file://{tmp_path}/objects",
+        )
+        text = re.sub(r"^(kvik_store_(?:log|object).*) \d+$", r"\1 7", kept.metrics(), flags=re.MULTILINE)
+        del kept
+    now = figures("x", Samples(""), Samples(text), 1.0).now
+    for tier in (now.log, now.object):
+        assert tier is not None
+        assert [name for name, value in tier.items() if value < 7] == []
 
 
 def test_tenants_have_what_they_were_given() -> None:

@@ -232,7 +232,7 @@ def _traffic(rise: _Rise, key: _Key) -> dict[str, dict[str, Traffic]]:
 _LOG = ("capacity_bytes", "bytes", "segments", "unsynced_bytes", "copied_bytes_total", "dropped_blocks_total",
         "unwritten_blocks_total", "syncs_total", "quarantined_records_total", "failures_total")  # fmt: skip
 
-_OBJECT = ("capacity_bytes", "bytes", "count", "unsent_bytes", "dropped_blocks_total",
+_OBJECT = ("capacity_bytes", "bytes", "unsent_bytes", "dropped_blocks_total",
            "unwritten_blocks_total", "requests_total", "sent_bytes_total", "received_bytes_total",
            "quarantined_records_total", "failures_total", "shut", "open")  # fmt: skip
 
@@ -271,6 +271,7 @@ def _now(after: Samples) -> Now:
             return None
         return {of.removesuffix("_total"): int(after.total(f"kvik_store_{name}_{of}")) for of in figures}
 
+    far = tier("object", _OBJECT)
     return Now(
         blocks=int(after.total("kvik_store_blocks")),
         memory_bytes=by_tenant("kvik_store_memory_bytes"),
@@ -281,5 +282,5 @@ def _now(after: Samples) -> Now:
         lent_bytes=int(after.total("kvik_store_lent_bytes")),
         policy=dict(after.by("kvik_store_policy", lambda of: (of["tenant"], of["policy"])).keys()),
         log=tier("log", _LOG),
-        object=tier("object", _OBJECT),
+        object=far and far | {"count": int(after.total("kvik_store_objects"))},
     )
