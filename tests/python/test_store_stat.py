@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -21,6 +23,7 @@ from kvik.store.cli import DEFAULT_ADDRESS
 from kvik.store.cli import store as command
 from kvik.store.figures import figures, quantile
 from kvik.store.show import WIDTH
+from tests.python.peers import until
 from tests.python.store_rig import BLOCK, NAMESPACE, Rig, Served
 
 BANK = kvik.Namespace(**{**NAMESPACE.__dict__, "salt": b"bank"})
@@ -111,14 +114,54 @@ def test_a_quantile_is_that_of_prometheus() -> None:
     assert quantile(0.99, [(1.0, 0.0), (2.0, 0.0), (infinity, 7.0)]) == 2.0
 
 
-def test_a_store_that_began_anew_has_done_nothing_less() -> None:
-    def samples(hits: int) -> Samples:
-        labels = 'tenant="a",tier="memory"'
-        names = ("lookups_total", "hits_total", "misses_total", "in_bytes_total", "out_bytes_total")
-        return Samples("".join(f"kvik_store_{name}{{{labels}}} {hits}\n" for name in names))
+def asked(hits: int, misses: int, member: str = "") -> str:
+    """What a server of a store says that gets found, and did not."""
+    labels = f'member="{member}",tenant="a",tier="memory"'
+    counts = {"lookups_total": hits + misses, "hits_total": hits, "misses_total": misses}
+    counts |= {"in_bytes_total": 0, "out_bytes_total": 0}
+    return "".join(f"kvik_store_{name}{{{labels}}} {count}\n" for name, count in counts.items())
 
-    between = figures("x", samples(50), samples(7), 1.0).interval
-    assert between.tiers["memory"].hits == 0
+
+def test_a_store_that_began_anew_has_done_what_it_says() -> None:
+    for before, after in ((asked(50, 0), asked(7, 1)), (asked(0, 50), asked(55, 5))):
+        between = figures("x", Samples(before), Samples(after), 1.0).interval
+        ever = figures("x", Samples(""), Samples(after), 1.0).since_start
+        assert between.tiers == ever.tiers
+        assert between.tenants == ever.tenants
+
+
+def test_a_server_that_began_anew_hides_nothing_of_the_others() -> None:
+    before, after = asked(100, 0, "a:1") + asked(10, 0, "b:1"), asked(5, 0, "a:1") + asked(30, 0, "b:1")
+    told = figures("x", Samples(before), Samples(after), 1.0, {"a:1": True, "b:1": True})
+    assert told.interval.tiers["memory"].hits == 25
+    assert {name: server.hits for name, server in told.servers.items()} == {"a:1": 5, "b:1": 20}
+
+
+def test_what_a_server_did_before_it_answered_is_none_of_the_interval() -> None:
+    """It did not answer at the first look: stopped, say, and not started again."""
+    before, after = asked(10, 0, "b:1"), asked(1_000_000, 0, "a:1") + asked(30, 0, "b:1")
+    told = figures("x", Samples(before), Samples(after), 1.0, {"a:1": True, "b:1": True})
+    assert told.interval.tiers["memory"].lookups == 20
+    assert told.since_start.tiers["memory"].lookups == 1_000_030
+    assert told.servers["a:1"].lookups == 0
+
+
+def test_every_figure_of_a_tier_is_one_that_a_store_tells(tmp_path: Path) -> None:
+    with kvik.Engine() as engine:
+        kept = kvik.Store.embedded(
+            engine,
+            BANK,
+            Rig(engine, None).layout,
+            log=tmp_path / "log",
+            log_size="8MiB",
+            object=f"file://{tmp_path}/objects",
+        )
+        text = re.sub(r"^(kvik_store_(?:log|object).*) \d+$", r"\1 7", kept.metrics(), flags=re.MULTILINE)
+        del kept
+    now = figures("x", Samples(""), Samples(text), 1.0).now
+    for tier in (now.log, now.object):
+        assert tier is not None
+        assert [name for name, value in tier.items() if value < 7] == []
 
 
 def test_tenants_have_what_they_were_given() -> None:
@@ -214,6 +257,22 @@ def test_who_does_not_speak_http_keeps_nobody_waiting() -> None:
         assert any(one.recv(1) == b"" for one in many[-2:])
         for one in silent + many:
             one.close()
+
+
+def test_who_never_reads_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scrape, "_SECONDS", 0.2)
+    page = "a 7\n" * (4 << 20)  # More than sockets hold.
+
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    with scrape.serving([f"{LOOPBACK}:0"], lambda: page) as bound:
+        host, _, port = bound[0].rpartition(":")
+        before = descriptors()
+        with socket.create_connection((host, int(port)), timeout=5) as silent:
+            silent.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert silent.recv(1) == b"H"
+            assert until(lambda: descriptors() <= before + 1)
 
 
 def test_a_connection_that_is_open_at_the_end_is_no_error(caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,12 @@ class Samples:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 self._samples[sample.name].append((sample.labels, sample.value))
+
+    def series(self) -> Iterator[tuple[str, Labels, float]]:
+        """All of them: the name, the labels and the value of each."""
+        for name, found in self._samples.items():
+            for labels, value in found:
+                yield name, labels, value
 
     def total(self, name: str, **labels: str) -> float:
         """The sum of the series with these labels."""

@@ -111,7 +111,7 @@ def figures(
 
     up: of several servers, by name, whether they answer.
     """
-    periods = _period(before, after, seconds), _period(Samples(""), after, None)
+    periods = _period(before, after, seconds), _period(None, after, None)
     return Figures(address, _now(after), *periods, _servers(before, after, up or {}))
 
 
@@ -131,18 +131,46 @@ def quantile(share: float, buckets: Sequence[tuple[float, float]]) -> float:
 
 
 _Key = Callable[[Labels], Any]
+_Series = tuple[str, frozenset[tuple[str, str]]]
+"""A name, and labels with their values."""
+
+_COUNTERS = ("_total", "_bucket")
+
+
+def _by_series(samples: Samples) -> dict[_Series, float]:
+    return {(name, frozenset(labels.items())): value for name, labels, value in samples.series()}
+
+
+def _member(series: _Series) -> str:
+    """The server that it is of; nothing where there is one."""
+    return dict(series[1]).get("member", "")
 
 
 class _Rise:
-    """How much counters have risen between two looks. A store that was started again begins at 0."""
+    """How much counters have risen between two looks, or, without a first one, since the start.
 
-    def __init__(self, before: Samples, after: Samples) -> None:
-        self._before, self._after = before, after
+    A server of which one has fallen was started again: all of its counters begin at 0. Of one that did not
+    answer at the first look nobody knows what it did since: it has done nothing.
+    """
+
+    def __init__(self, before: Samples | None, after: Samples) -> None:
+        self._after = after
+        self._earlier = _by_series(before or Samples(""))
+        later = _by_series(after)
+        counters = {at: value for at, value in self._earlier.items() if at[0].endswith(_COUNTERS)}
+        again = {_member(at) for at, value in counters.items() if later.get(at, 0.0) < value}
+        known = {_member(at) for at in self._earlier}
+        for at, value in later.items():
+            if _member(at) in again:
+                self._earlier.pop(at, None)
+            elif before is not None and _member(at) not in known:
+                self._earlier[at] = value
 
     def by(self, name: str, key: _Key) -> dict[Any, int]:
-        earlier = self._before.by(name, key)
-        later = self._after.by(name, key)
-        return {what: int(max(value - earlier.get(what, 0.0), 0.0)) for what, value in later.items()}
+        rises: dict[Any, int] = defaultdict(int)
+        for series, value in self._after.by(name, lambda of: tuple(of.items())).items():
+            rises[key(dict(series))] += int(value - self._earlier.get((name, frozenset(series)), 0.0))
+        return dict(rises)
 
     def by_label(self, name: str, label: str) -> dict[str, int]:
         return {what: count for what, count in self.by(name, lambda of: of[label]).items() if count}
@@ -164,7 +192,7 @@ class _Rise:
         return told
 
 
-def _period(before: Samples, after: Samples, seconds: float | None) -> Period:
+def _period(before: Samples | None, after: Samples, seconds: float | None) -> Period:
     rise = _Rise(before, after)
     tiers = _traffic(rise, lambda of: ("", of["tier"]))
     latency: dict[str, dict[str, Times]] = defaultdict(dict)
@@ -204,7 +232,7 @@ def _traffic(rise: _Rise, key: _Key) -> dict[str, dict[str, Traffic]]:
 _LOG = ("capacity_bytes", "bytes", "segments", "unsynced_bytes", "copied_bytes_total", "dropped_blocks_total",
         "unwritten_blocks_total", "syncs_total", "quarantined_records_total", "failures_total")  # fmt: skip
 
-_OBJECT = ("capacity_bytes", "bytes", "count", "unsent_bytes", "dropped_blocks_total",
+_OBJECT = ("capacity_bytes", "bytes", "unsent_bytes", "dropped_blocks_total",
            "unwritten_blocks_total", "requests_total", "sent_bytes_total", "received_bytes_total",
            "quarantined_records_total", "failures_total", "shut", "open")  # fmt: skip
 
@@ -243,6 +271,7 @@ def _now(after: Samples) -> Now:
             return None
         return {of.removesuffix("_total"): int(after.total(f"kvik_store_{name}_{of}")) for of in figures}
 
+    far = tier("object", _OBJECT)
     return Now(
         blocks=int(after.total("kvik_store_blocks")),
         memory_bytes=by_tenant("kvik_store_memory_bytes"),
@@ -253,5 +282,5 @@ def _now(after: Samples) -> Now:
         lent_bytes=int(after.total("kvik_store_lent_bytes")),
         policy=dict(after.by("kvik_store_policy", lambda of: (of["tenant"], of["policy"])).keys()),
         log=tier("log", _LOG),
-        object=tier("object", _OBJECT),
+        object=far and far | {"count": int(after.total("kvik_store_objects"))},
     )

@@ -91,14 +91,16 @@ class _Exporter:
                 async with asyncio.timeout(_SECONDS):
                     head = await reader.readuntil(b"\r\n\r\n")
                     writer.write(self._answer(head))
-                    await writer.drain()
+                    writer.close()
+                    await writer.wait_closed()
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass  # Whoever asked has gone, took too long, or does not speak HTTP.
         except asyncio.CancelledError:
             pass  # The server ends. Python 3.11 would print it as an error of this connection.
         finally:
             self._open -= 1
-            writer.close()
+            # What was closed above is closed; of anything else, what is still to be sent is not.
+            writer.transport.abort()
 
     def _answer(self, head: bytes) -> bytes:
         method, _, rest = head.split(b"\r\n", 1)[0].decode("latin-1").partition(" ")
