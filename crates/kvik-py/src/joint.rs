@@ -117,10 +117,8 @@ impl PyJointRead {
 
     /// The report if all succeeded; None while one runs and if one failed.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.joint.get(py)?.result() {
-            Some(Ok(result)) => joint_report(py, &result).map(Some),
-            Some(Err(_)) | None => Ok(None),
-        }
+        let result = self.joint.get(py)?.result();
+        result.and_then(Result::ok).map(|done| joint_report(py, &done)).transpose()
     }
 
     /// The error of the first that failed; None while one runs and if all succeeded.
