@@ -82,16 +82,13 @@ impl PyRouter {
         self.0.stop_now();
     }
 
-    /// Waits at most `timeout` seconds for its end, and says whether it has ended.
+    /// Waits at most `timeout` seconds for its end: how many requests it has cut off; None while it runs.
     ///
     /// Raises OSError when it ended although nobody stopped it.
-    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<usize>> {
         let timeout = seconds(py, "timeout", timeout)?;
-        match py.detach(|| self.0.wait(Some(timeout))) {
-            None => Ok(false),
-            Some(Ok(())) => Ok(true),
-            Some(Err(error)) => Err(raised(py, &error)),
-        }
+        let ended = py.detach(|| self.0.wait(Some(timeout))).transpose();
+        ended.map_err(|error| raised(py, &error))
     }
 }
 

@@ -38,7 +38,7 @@ pub struct RunningRouter {
 
 #[derive(Debug, Default)]
 struct Ended {
-    result: Mutex<Option<Result<(), RouterError>>>,
+    result: Mutex<Option<Result<usize, RouterError>>>,
     changed: Condvar,
 }
 
@@ -91,8 +91,9 @@ impl RunningRouter {
         self.stop.send_modify(|now| *now = Stop::Now);
     }
 
-    /// Waits until the router has ended, at most for `timeout` (`None`: a day). `None` means it still runs.
-    pub fn wait(&self, timeout: Option<Duration>) -> Option<Result<(), RouterError>> {
+    /// Waits until the router has ended, at most for `timeout` (`None`: a day): how many requests it has cut off.
+    /// `None` means it still runs.
+    pub fn wait(&self, timeout: Option<Duration>) -> Option<Result<usize, RouterError>> {
         let timeout = timeout.unwrap_or(A_DAY).min(A_DAY);
         let result = self.ended.result.lock().unwrap_or_else(PoisonError::into_inner);
         let waited = self.ended.changed.wait_timeout_while(result, timeout, |result| result.is_none());
@@ -107,12 +108,11 @@ fn serve(
     listener: TcpListener,
     config: RouterConfig,
     stopped: watch::Receiver<Stop>,
-) -> Result<(), String> {
+) -> Result<usize, String> {
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener).map_err(|e| e.to_string())?;
         let shared = Arc::new(Shared::new(config, runtime.handle().clone()));
-        server::run(listener, shared, stopped).await;
-        Ok(())
+        Ok(server::run(listener, shared, stopped).await)
     })
 }
 
@@ -135,7 +135,7 @@ struct Teller {
 }
 
 impl Teller {
-    fn tell(&self, result: Result<(), String>) {
+    fn tell(&self, result: Result<usize, String>) {
         let by_itself =
             |why| RouterError::Failed(format!("the router on {} ended by itself: {why}", self.addr));
         let result = result.map_err(by_itself);
