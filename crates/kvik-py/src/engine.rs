@@ -510,10 +510,10 @@ impl PyEngine {
         &self,
         py: Python<'_>,
         to: &Bound<'_, PyAny>,
-        payload: std::borrow::Cow<'_, [u8]>,
+        payload: &Bound<'_, PyAny>,
         deadline: Option<f64>,
     ) -> PyResult<PyNotice> {
-        notice::notify(py, self.0.get(py)?, to, &payload, maybe_seconds(py, "deadline", deadline)?)
+        notice::notify(py, self.0.get(py)?, to, payload, maybe_seconds(py, "deadline", deadline)?)
     }
 
     /// What happens from now on, and the notifications that waited for somebody: an iterator, also in asyncio.
