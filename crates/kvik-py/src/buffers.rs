@@ -4,7 +4,7 @@
 //! resize or release it. The engine may let go of it on any of its threads, which must not take the GIL; so
 //! the export goes into the inbox, and a thread that has the GIL gives it up.
 
-use crate::args::Natural;
+use crate::args::{Natural, natural};
 use crate::errors::error;
 use crate::fork::Owned;
 use crate::gpus::{self, Array, Where};
@@ -81,8 +81,9 @@ pub fn export(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
 }
 
 fn from_address(pair: &Bound<'_, PyTuple>) -> PyResult<Source> {
-    let (address, bytes) = pair.extract::<(Natural, Natural)>()?;
-    located(pair.py(), gpus::of_address(pair.py(), address.0)?, address.0, bytes.0, true, Box::new(()))
+    let (py, (address, bytes)) = (pair.py(), pair.extract::<(Natural, Natural)>()?);
+    let (address, bytes) = (address.within(py, "address")?, bytes.within(py, "nbytes")?);
+    located(py, gpus::of_address(py, address)?, address, bytes, true, Box::new(()))
 }
 
 fn from_interface(object: &Bound<'_, PyAny>, array: &Array) -> PyResult<Source> {
@@ -133,7 +134,7 @@ fn from_tensor(tensor: &Bound<'_, PyAny>, place: Where) -> PyResult<Source> {
     if !tensor.call_method0("is_contiguous")?.extract::<bool>()? {
         return Err(not_contiguous(py, "tensor"));
     }
-    let number = |name| -> PyResult<u64> { Ok(tensor.call_method0(name)?.extract::<Natural>()?.0) };
+    let number = |name| natural::<u64>(name, &tensor.call_method0(name)?);
     let Some(bytes) = number("numel")?.checked_mul(number("element_size")?) else {
         return Err(error(py, Code::BufferInvalid, "the tensor is larger than any memory"));
     };
