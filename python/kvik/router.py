@@ -37,8 +37,8 @@ class RunningRouter(Protocol):
     def stop_now(self) -> None:
         """Tell it to end without finishing anything. Returns at once."""
 
-    def wait(self, timeout: float) -> bool:
-        """Wait at most ``timeout`` seconds for its end, and say whether it has ended.
+    def wait(self, timeout: float) -> int | None:
+        """Wait at most ``timeout`` seconds for its end: how many requests it has cut off; None while it runs.
 
         Raises ``OSError`` when it ended although nobody stopped it.
         """
@@ -100,12 +100,12 @@ def start(options: RouterOptions) -> RunningRouter:
     return native.serve_router(**given)
 
 
-def run_until_signalled(running: RunningRouter, ready: Callable[[], None]) -> bool:
+def run_until_signalled(running: RunningRouter, ready: Callable[[], None]) -> int:
     """Wait for the end of a router, which SIGINT or SIGTERM brings about; must run in the main thread.
 
     ``ready`` is called once signals are handled: whoever waits for it may send one at once. The first
-    signal lets the router drain, the second cuts it off. Returns whether it ended well, that is, without
-    having been cut off.
+    signal lets the router drain, the second cuts it off. Returns how many requests were cut off, by that or
+    by the drain timeout.
     """
     received = 0
 
@@ -121,7 +121,7 @@ def run_until_signalled(running: RunningRouter, ready: Callable[[], None]) -> bo
 
         def tell_end() -> None:
             with contextlib.suppress(OSError):  # the main thread asks again and gets the error itself
-                while not running.wait(_AN_HOUR):
+                while running.wait(_AN_HOUR) is None:
                     pass
             writer.send(_ENDED)
 
@@ -133,8 +133,7 @@ def run_until_signalled(running: RunningRouter, ready: Callable[[], None]) -> bo
         while _ENDED not in reader.recv(64):
             pass
         teller.join()
-    running.wait(0.0)
-    return received < 2
+    return running.wait(0.0) or 0
 
 
 @click.group()
@@ -149,8 +148,9 @@ def serve(**given: object) -> None:
     options = RouterOptions(**flags.chosen(ROUTER, given))
     try:
         running = start(options)
-        if not run_until_signalled(running, lambda: click.echo(f"listening on http://{running.address}")):
-            raise click.ClickException("cut off before all requests were finished")
+        cut = run_until_signalled(running, lambda: click.echo(f"listening on http://{running.address}"))
+        if cut:
+            raise click.ClickException(f"{cut} request(s) were cut off before they were finished")
     except kvik.InvalidArgument as error:
         raise click.UsageError(str(error)) from error
     except (kvik.KvikError, OSError) as error:

@@ -6,11 +6,13 @@ import socket
 import socketserver
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import kvik
+from kvik.store import namespace_id
 from tests.python import forge
 from tests.python.peers import LIMIT, Peer, Pipe, empty, engines, never_issued, owned, owner
 
@@ -135,6 +137,49 @@ def test_waits_that_cannot_be(pair: Two) -> None:
 
 
 # Page sets and shapes
+
+
+def test_numbers_that_cannot_be_name_their_argument_and_its_bounds(pair: Two) -> None:
+    reader, pages = pair.here, pair.target.of()
+    region, layout = pair.target.region, pair.target.layout
+    ticket = reader.grant(pages).ticket
+    namespace = kvik.Namespace(
+        model="m",
+        kv_dtype="float16",
+        layers=(0, 2),
+        model_layers=2,
+        heads=(0, 1),
+        model_heads=1,
+        block_tokens=16,
+    )
+    calls: list[tuple[str, int, Callable[[Any], object]]] = [
+        ("layers", 32, lambda wrong: region.pages(layout, [0], layers=(wrong, 1))),
+        ("slices", 32, lambda wrong: region.pages(layout, [0], slices=(0, wrong))),
+        ("parts", 32, lambda wrong: region.pages(layout, [0], parts=wrong)),
+        ("remote_layers", 32, lambda wrong: reader.read(pages, ticket, remote_layers=(wrong, 1))),
+        ("remote_slices", 32, lambda wrong: kvik.Read(pages, ticket, remote_slices=(0, wrong))),
+        ("remote_parts", 32, lambda wrong: reader.write(pages, ticket, remote_parts=wrong)),
+        ("readers", 16, lambda wrong: reader.release(ticket, readers=wrong)),
+        ("use", 32, lambda wrong: reader.grant(pages, use=wrong)),
+        ("nbytes", 64, reader.allocate),
+        ("nbytes", 64, lambda wrong: reader.estimate(ticket, wrong)),
+        ("address", 64, lambda wrong: reader.register((wrong, 8))),
+        ("pages", 32, lambda wrong: kvik.Layout(wrong, 8)),
+        ("offset", 64, lambda wrong: kvik.Layout(4, 8, offset=wrong)),
+        ("layer_offsets", 64, lambda wrong: kvik.Layout(4, 8, layer_offsets=[0, wrong])),
+        ("channels", 16, lambda wrong: kvik.Engine(channels=wrong)),
+        ("cpus", 64, lambda wrong: kvik.Engine(cpus=[wrong])),
+        ("window", 64, lambda wrong: kvik.Engine(window=wrong)),
+        ("block_tokens", 64, lambda wrong: kvik.content_chain(b"", b"", [1], wrong)),
+        ("offset", 64, lambda wrong: kvik.content_chain(b"", b"", [1], 16, [(wrong, b"")])),
+        ("model_layers", 32, lambda wrong: namespace_id(replace(namespace, model_layers=wrong))),
+        ("heads", 32, lambda wrong: namespace_id(replace(namespace, heads=(wrong, 1)))),
+    ]
+    for name, bits, call in calls:
+        for wrong in (-1, 1 << bits, 10**400):
+            said = rf"\b{name}={str(wrong)[:40]} .*from 0 to {(1 << bits) - 1}"
+            with refused(kvik.InvalidArgument, said):
+                call(wrong)
 
 
 def test_a_page_out_of_range(pair: Two) -> None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -323,6 +323,10 @@ def test_a_consumer_that_never_takes_costs_a_window_and_nothing_else() -> None:
             here.notify("00" * 16, b"to nobody")
         with pytest.raises(TypeError):
             here.notify(7, b"")  # type: ignore[arg-type]
+        wrong: Any
+        for wrong in ("a text", 7, [300]):
+            with pytest.raises(TypeError, match=f"payload takes bytes, not {type(wrong).__name__}"):
+                here.notify(ticket, wrong)
 
 
 def test_a_peer_that_holds_the_gil_takes_them_afterwards() -> None:

@@ -305,7 +305,7 @@ def test_a_stream_is_named_by_handle_or_by_an_object(cuda: Cuda) -> None:
             engine.read(host, grant.ticket).wait(LIMIT)
         wrong: Any
         for wrong in ("a stream", 1.5, -1, object()):
-            with pytest.raises((TypeError, OverflowError, kvik.InvalidArgument)):
+            with pytest.raises((TypeError, kvik.InvalidArgument)):
                 engine.grant(pages, after=wrong)
         with pytest.raises(kvik.InvalidArgument, match="leave `after` out"):
             engine.grant(host, after=stream)

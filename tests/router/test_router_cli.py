@@ -19,12 +19,13 @@ BOUND = 10.0
 class StandIn:
     """A router that ends when it is told to, on the signals that it sends itself."""
 
-    def __init__(self, signals: int, failure: OSError | None = None) -> None:
+    def __init__(self, signals: int, failure: OSError | None = None, cut: int = 0) -> None:
         self.address = "127.0.0.1:8000"
         self.given: dict[str, Any] = {}
         self.calls: list[str] = []
         self._signals = signals
         self._failure = failure
+        self._cut = cut
         self._ended = threading.Event()
         self._waited = False
 
@@ -43,13 +44,13 @@ class StandIn:
         self.calls.append("stop_now")
         self._ended.set()
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float) -> int | None:
         if self._failure is not None:
             raise self._failure
         if not self._waited:
             self._waited = True
             os.kill(os.getpid(), signal.SIGTERM)
-        return self._ended.wait(min(timeout, BOUND))
+        return self._cut if self._ended.wait(min(timeout, BOUND)) else None
 
 
 def serve(monkeypatch: pytest.MonkeyPatch, native: StandIn, *options: str) -> Result:
@@ -83,11 +84,20 @@ def test_a_signal_drains_and_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_second_signal_cuts_off_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    native = StandIn(signals=2)
+    native = StandIn(signals=2, cut=3)
     result = serve(monkeypatch, native, *ENGINES)
     assert result.exit_code == 1
-    assert "cut off" in result.output
+    assert "3 request(s) were cut off" in result.output
     assert native.calls == ["info text", "stop", "stop_now"]
+
+
+@pytest.mark.parametrize(("signals", "cut"), [(2, 0), (1, 1)])
+def test_what_was_cut_off_is_said_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, signals: int, cut: int
+) -> None:
+    """Two signals where nothing was in progress cut nothing off; with one, the drain timeout may."""
+    result = serve(monkeypatch, StandIn(signals=signals, cut=cut), *ENGINES)
+    assert (result.exit_code, "cut off" in result.output) == (min(cut, 1), cut > 0)
 
 
 def test_a_router_that_ends_by_itself_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,49 +5,65 @@ use kvik_core::{Class, Code, Right, Use, parse_size};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
+use std::ops::Range;
 use std::time::Duration;
 
 /// No time is longer; far more than the engine takes, and far less than what a clock can count.
 const MOST_SECONDS: f64 = 1e8;
 
-/// A whole number of at least 0: anything with `__index__`, so NumPy's integers too.
-#[derive(Clone, Copy)]
-pub struct Natural(pub u64);
+/// An integer where a number of at least 0 is wanted: anything with `__index__`, so NumPy's integers too. One that is no
+/// such number is kept as text, so that the error can name the argument: [`Natural::within`].
+pub struct Natural(Result<u64, String>);
 
 impl FromPyObject<'_, '_> for Natural {
     type Error = PyErr;
 
     fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Natural> {
-        object.extract::<u64>().map(Natural).map_err(|cause| {
-            if !cause.is_instance_of::<PyOverflowError>(object.py()) {
-                return cause;
+        match object.extract::<u64>() {
+            Err(cause) if cause.is_instance_of::<PyOverflowError>(object.py()) => {
+                Ok(Natural(Err(shown(&object))))
             }
-            let text =
-                format!("{} cannot be used here: it takes a whole number from 0 to 2^64-1", shown(&object));
-            error(object.py(), Code::InvalidArgument, text)
-        })
+            number => number.map(Natural::of),
+        }
     }
 }
 
 impl Natural {
+    /// This number.
+    pub const fn of(number: u64) -> Natural {
+        Natural(Ok(number))
+    }
+
     /// The number in the type that its use needs.
-    pub fn within<T: TryFrom<u64>>(self, py: Python<'_>, name: &str) -> PyResult<T> {
-        T::try_from(self.0).map_err(|_| {
+    pub fn within<T: TryFrom<u64>>(&self, py: Python<'_>, name: &str) -> PyResult<T> {
+        let fits = self.0.as_ref().ok().and_then(|number| T::try_from(*number).ok());
+        fits.ok_or_else(|| {
+            let given = self.0.as_ref().map_or_else(String::clone, u64::to_string);
             let most = u64::MAX >> (64 - 8 * size_of::<T>());
-            error(
-                py,
-                Code::InvalidArgument,
-                format!("{name}={} is too large: it takes at most {most}", self.0),
-            )
+            let text = format!("{name}={given} is out of range: it takes a whole number from 0 to {most}");
+            error(py, Code::InvalidArgument, text)
         })
     }
 }
 
+/// The number that an object is, in the type that its use needs.
+pub fn natural<T: TryFrom<u64>>(name: &str, object: &Bound<'_, PyAny>) -> PyResult<T> {
+    object.extract::<Natural>()?.within(object.py(), name)
+}
+
+/// Layers or slices as they are given: the first, and the one behind the last.
+pub type Ends = (Natural, Natural);
+
+/// Those between.
+pub fn range(py: Python<'_>, name: &str, (from, to): Ends) -> PyResult<Range<u32>> {
+    Ok(from.within(py, name)?..to.within(py, name)?)
+}
+
 /// Bytes, as a number or as text such as `"16KiB"`.
-pub fn size(object: &Bound<'_, PyAny>) -> PyResult<u64> {
+pub fn size(name: &str, object: &Bound<'_, PyAny>) -> PyResult<u64> {
     match object.cast::<PyString>() {
         Ok(text) => parse_size(text.to_str()?).or_raise(object.py()),
-        Err(_) => object.extract::<Natural>().map(|bytes| bytes.0),
+        Err(_) => natural(name, object),
     }
 }
 
@@ -85,7 +101,7 @@ pub fn uses(object: &Bound<'_, PyAny>) -> PyResult<Use> {
             other => Err(wrong(py, "use", other, "a number of readers, or \"many\"")),
         };
     }
-    match object.extract::<Natural>()?.within::<u32>(py, "use")? {
+    match natural("use", object)? {
         0 => Err(wrong(py, "use", "0", "1 or more readers, or \"many\"")),
         readers => Ok(Use::Once(readers)),
     }
@@ -104,7 +120,7 @@ pub fn texts(name: &str, object: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
 }
 
 /// The secret. An empty one is refused, because it would look like a secret and protect nothing.
-pub fn secret(object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
+pub fn secret(_name: &str, object: &Bound<'_, PyAny>) -> PyResult<Vec<u8>> {
     let bytes = if let Ok(text) = object.cast::<PyString>() {
         text.to_str()?.as_bytes().to_vec()
     } else if let Ok(bytes) = object.cast::<PyBytes>() {

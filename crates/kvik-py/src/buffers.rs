@@ -4,8 +4,9 @@
 //! resize or release it. The engine may let go of it on any of its threads, which must not take the GIL; so
 //! the export goes into the inbox, and a thread that has the GIL gives it up.
 
-use crate::args::Natural;
+use crate::args::{Natural, natural};
 use crate::errors::error;
+use crate::fork::Owned;
 use crate::gpus::{self, Array, Where};
 use crate::process::{self, Export};
 use kvik_core::Code;
@@ -14,23 +15,17 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyMemoryView, PyTuple};
 use std::any::Any;
-use std::mem;
 use std::ptr::NonNull;
 
 /// Passes what it holds to the inbox when it is dropped, on whichever thread that is.
 ///
 /// After the interpreter's end nobody empties the inbox, so what it holds is leaked, as it must be. In a
 /// forked child it is leaked at once: the export belongs to the parent's engine.
-struct Keep {
-    held: Option<Export>,
-    owner: u32,
-}
+struct Keep(Owned<Export>);
 
 impl Drop for Keep {
     fn drop(&mut self) {
-        if self.owner != std::process::id() {
-            mem::forget(self.held.take());
-        } else if let Some(held) = self.held.take() {
+        if let Some(held) = self.0.take() {
             process::current().inbox.put_held(held);
         }
     }
@@ -86,12 +81,13 @@ pub fn export(object: &Bound<'_, PyAny>) -> PyResult<PyUntypedBuffer> {
 }
 
 fn from_address(pair: &Bound<'_, PyTuple>) -> PyResult<Source> {
-    let (address, bytes) = pair.extract::<(Natural, Natural)>()?;
-    located(pair.py(), gpus::of_address(pair.py(), address.0)?, address.0, bytes.0, true, Box::new(()))
+    let (py, (address, bytes)) = (pair.py(), pair.extract::<(Natural, Natural)>()?);
+    let (address, bytes) = (address.within(py, "address")?, bytes.within(py, "nbytes")?);
+    located(py, gpus::of_address(py, address)?, address, bytes, true, Box::new(()))
 }
 
 fn from_interface(object: &Bound<'_, PyAny>, array: &Array) -> PyResult<Source> {
-    let (py, keep) = (object.py(), Box::new(keep(Export::Object(object.clone().unbind()))));
+    let (py, keep) = (object.py(), keep(Export::Object(object.clone().unbind())));
     let source = located(py, Where::Cuda, array.address, array.bytes, array.writable, keep)?;
     if let (Some(stream), Some(gpu)) = (array.stream, source.memory.device()) {
         gpus::wait_for(py, gpu.number(), stream)?;
@@ -112,7 +108,7 @@ fn from_buffer(object: &Bound<'_, PyAny>) -> PyResult<Source> {
         return Err(not_contiguous(py, "buffer"));
     }
     let (address, bytes, writable) = (buffer.buf_ptr() as u64, buffer.len_bytes() as u64, !buffer.readonly());
-    located(py, Where::Host, address, bytes, writable, Box::new(keep(Export::Buffer(buffer))))
+    located(py, Where::Host, address, bytes, writable, keep(Export::Buffer(buffer)))
 }
 
 /// Tensors are told by what they can do, so that torch is never imported.
@@ -138,11 +134,11 @@ fn from_tensor(tensor: &Bound<'_, PyAny>, place: Where) -> PyResult<Source> {
     if !tensor.call_method0("is_contiguous")?.extract::<bool>()? {
         return Err(not_contiguous(py, "tensor"));
     }
-    let number = |name| -> PyResult<u64> { Ok(tensor.call_method0(name)?.extract::<Natural>()?.0) };
+    let number = |name| natural::<u64>(name, &tensor.call_method0(name)?);
     let Some(bytes) = number("numel")?.checked_mul(number("element_size")?) else {
         return Err(error(py, Code::BufferInvalid, "the tensor is larger than any memory"));
     };
-    let (address, keep) = (number("data_ptr")?, Box::new(keep(Export::Object(tensor.clone().unbind()))));
+    let (address, keep) = (number("data_ptr")?, keep(Export::Object(tensor.clone().unbind())));
     let place = if device == "cuda" { Where::Cuda } else { place };
     located(py, place, address, bytes, true, keep)
 }
@@ -181,8 +177,8 @@ fn located(
     Ok(Source { memory, writable })
 }
 
-fn keep(held: Export) -> Keep {
-    Keep { held: Some(held), owner: std::process::id() }
+fn keep(held: Export) -> Box<Keep> {
+    Box::new(Keep(Owned::new(held)))
 }
 
 fn not_contiguous(py: Python<'_>, what: &str) -> PyErr {

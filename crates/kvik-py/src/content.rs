@@ -71,6 +71,14 @@ pub fn content(given: Option<&Bound<'_, PyContent>>) -> Option<Content> {
     given.map(|given| given.get().0.clone())
 }
 
+/// What stands in for some of the tokens, as it is given: of each the offset of its first token, and its key.
+pub type Items = Vec<(Natural, Vec<u8>)>;
+
+/// The same, with offsets that are checked.
+pub fn placed<'a>(py: Python<'_>, items: &'a [(Natural, Vec<u8>)]) -> PyResult<Vec<(usize, &'a [u8])>> {
+    items.iter().map(|(at, key)| Ok((at.within(py, "an item's offset")?, key.as_slice()))).collect()
+}
+
 /// The content digest of a prompt: 32 bytes for each KV block, one after the other, each for all tokens up to its end.
 ///
 /// namespace: what names the model, its weights and dtype. extra: the serving engine's extra keys (LoRA,
@@ -89,7 +97,7 @@ pub fn content_chain<'py>(
     extra: &[u8],
     tokens: &Bound<'py, PyAny>,
     block_tokens: Natural,
-    items: Vec<(Natural, Vec<u8>)>,
+    items: Items,
 ) -> PyResult<Bound<'py, PyBytes>> {
     let tokens = ids(tokens)?;
     let block = match block_tokens.within::<usize>(py, "block_tokens")? {
@@ -99,10 +107,7 @@ pub fn content_chain<'py>(
         }
         block => block,
     };
-    let items = items
-        .iter()
-        .map(|(at, key)| Ok((at.within::<usize>(py, "an item's offset")?, key.as_slice())))
-        .collect::<PyResult<Vec<(usize, &[u8])>>>()?;
+    let items = placed(py, &items)?;
     let chain = py.detach(|| chain_of(namespace, extra, &tokens, block, &items));
     Ok(PyBytes::new(py, chain.as_flattened()))
 }

@@ -1,6 +1,6 @@
 //! `kvik.Engine`.
 
-use crate::args::{self, Natural, maybe_seconds, seconds};
+use crate::args::{self, Ends, Natural, maybe_seconds, seconds};
 use crate::buffers;
 use crate::content::PyContent;
 use crate::errors::OrRaise;
@@ -154,7 +154,7 @@ impl PyEngine {
     /// for what kvik itself holds.
     fn allocate(slf: &Bound<'_, Self>, nbytes: &Bound<'_, PyAny>) -> PyResult<PyRegion> {
         let py = slf.py();
-        let (engine, bytes) = (slf.get().0.get(py)?, args::size(nbytes)?);
+        let (engine, bytes) = (slf.get().0.get(py)?, args::size("nbytes", nbytes)?);
         let region = py.detach(|| engine.allocate(bytes)).or_raise(py)?;
         Ok(PyRegion::new(region, slf.clone().into_any().unbind(), true))
     }
@@ -266,7 +266,7 @@ impl PyEngine {
     /// PeerRestarted, PeerUnreachable, PeerLost, SecretMismatch, ChecksumMismatch, DeadlineExceeded, ...
     #[pyo3(signature = (local, ticket, positions=None, *, traffic_class="handover", deadline=None, transport=None,
                         verify=None, confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
-                        readers=Natural(1), content=None, after=None, tag="", **other),
+                        readers=Natural::of(1), content=None, after=None, tag="", **other),
            text_signature = "($self, local, ticket, positions=None, *, traffic_class='handover', deadline=None, \
                              transport=None, \
                              verify=None, confirm=True, remote_layers=None, remote_slices=None, \
@@ -282,8 +282,8 @@ impl PyEngine {
         transport: Option<&str>,
         verify: Option<&str>,
         confirm: bool,
-        remote_layers: Option<(u32, u32)>,
-        remote_slices: Option<(u32, u32)>,
+        remote_layers: Option<Ends>,
+        remote_slices: Option<Ends>,
         remote_parts: Option<Natural>,
         readers: Natural,
         content: Option<&Bound<'_, PyContent>>,
@@ -343,7 +343,7 @@ impl PyEngine {
     /// Success means that the bytes are in the owner's memory and were checked there.
     #[pyo3(signature = (local, ticket, positions=None, *, traffic_class="handover", deadline=None, transport=None,
                         verify=None, confirm=true, remote_layers=None, remote_slices=None, remote_parts=None,
-                        readers=Natural(1), content=None, after=None, tag="", **other),
+                        readers=Natural::of(1), content=None, after=None, tag="", **other),
            text_signature = "($self, local, ticket, positions=None, *, traffic_class='handover', deadline=None, \
                              transport=None, \
                              verify=None, confirm=True, remote_layers=None, remote_slices=None, \
@@ -359,8 +359,8 @@ impl PyEngine {
         transport: Option<&str>,
         verify: Option<&str>,
         confirm: bool,
-        remote_layers: Option<(u32, u32)>,
-        remote_slices: Option<(u32, u32)>,
+        remote_layers: Option<Ends>,
+        remote_slices: Option<Ends>,
         remote_parts: Option<Natural>,
         readers: Natural,
         content: Option<&Bound<'_, PyContent>>,
@@ -384,7 +384,7 @@ impl PyEngine {
     ///     prefix with it releases nothing.
     /// readers, tag: as for `read`. A release that declares one reader ends a grant for one, unless another
     ///     engine has declared more.
-    #[pyo3(signature = (ticket, *, deadline=None, readers=Natural(1), content=None, tag=""),
+    #[pyo3(signature = (ticket, *, deadline=None, readers=Natural::of(1), content=None, tag=""),
            text_signature = "($self, ticket, *, deadline=None, readers=1, content=None, tag='')")]
     fn release(
         slf: &Bound<'_, Self>,
@@ -417,7 +417,7 @@ impl PyEngine {
         let py = slf.py();
         let (engine, ticket) = (slf.get().0.get(py)?, crate::ticket::ticket(ticket)?);
         let (by, options) =
-            (args::seconds(py, "seconds", seconds)?, common(py, deadline, Natural(1), content, tag)?);
+            (args::seconds(py, "seconds", seconds)?, common(py, deadline, Natural::of(1), content, tag)?);
         let transfer = py.detach(|| engine.extend(&ticket, by, options)).or_raise(py)?;
         Ok(PyTransfer::new(transfer, slf.clone().into_any().unbind(), None))
     }
@@ -448,7 +448,7 @@ impl PyEngine {
         peer: &Bound<'py, PyAny>,
         nbytes: &Bound<'py, PyAny>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let (engine, peer, bytes) = (self.0.get(py)?, notice::whom(peer)?, args::size(nbytes)?);
+        let (engine, peer, bytes) = (self.0.get(py)?, notice::whom(peer)?, args::size("nbytes", nbytes)?);
         requests::estimated(py, py.detach(|| engine.estimate(peer, bytes)).or_raise(py)?)
     }
 
@@ -510,10 +510,10 @@ impl PyEngine {
         &self,
         py: Python<'_>,
         to: &Bound<'_, PyAny>,
-        payload: std::borrow::Cow<'_, [u8]>,
+        payload: &Bound<'_, PyAny>,
         deadline: Option<f64>,
     ) -> PyResult<PyNotice> {
-        notice::notify(py, self.0.get(py)?, to, &payload, maybe_seconds(py, "deadline", deadline)?)
+        notice::notify(py, self.0.get(py)?, to, payload, maybe_seconds(py, "deadline", deadline)?)
     }
 
     /// What happens from now on, and the notifications that waited for somebody: an iterator, also in asyncio.

@@ -27,13 +27,17 @@ impl<T> Owned<T> {
         self.value.as_ref().filter(|_| self.owner == process::id())
     }
 
+    /// The value for good, or nothing in a forked child.
+    pub fn take(&mut self) -> Option<T> {
+        self.value.take_if(|_| self.owner == process::id())
+    }
+
     /// Drops the value without Python's lock: its end waits for threads, which may want to log.
     pub fn end(&mut self)
     where
         T: Send,
     {
-        if self.here().is_some() {
-            let value = self.value.take();
+        if let Some(value) = self.take() {
             Python::attach(|py| py.detach(|| drop(value)));
         }
     }

@@ -4,7 +4,7 @@
 //! on a CUDA device; `__dlpack_device__` tells other makers' devices apart, which are refused by name. What an object
 //! says is not believed: the driver is asked whether such memory is there.
 
-use crate::args::Natural;
+use crate::args::{Natural, natural};
 use crate::errors::error;
 use kvik_core::Code;
 use kvik_engine::CallerStream;
@@ -91,7 +91,7 @@ pub fn interface(object: &Bound<'_, PyAny>) -> PyResult<Option<Array>> {
 /// What the object raises; `TypeError` for what is no stream.
 pub fn stream(object: Option<&Bound<'_, PyAny>>) -> PyResult<Option<CallerStream>> {
     let Some(object) = object else { return Ok(None) };
-    let handle = if let Some(ask) = object.getattr_opt("__cuda_stream__")? {
+    let handle: Natural = if let Some(ask) = object.getattr_opt("__cuda_stream__")? {
         ask.call0()?.extract::<(Natural, Natural)>()?.1
     } else if let Some(handle) = object.getattr_opt("cuda_stream")? {
         handle.extract()?
@@ -104,8 +104,7 @@ pub fn stream(object: Option<&Bound<'_, PyAny>>) -> PyResult<Option<CallerStream
             ))
         })?
     };
-    let handle =
-        usize::try_from(handle.0).map_err(|_| PyTypeError::new_err("a stream's handle is an address"))?;
+    let handle = handle.within(object.py(), "after")?;
     // SAFETY: the caller says that it is a stream, and keeps it for the call, as the documentation demands.
     Ok(Some(unsafe { CallerStream::new(handle) }))
 }
@@ -121,9 +120,11 @@ pub fn of_address(py: Python<'_>, address: u64) -> PyResult<Where> {
 /// host's.
 #[pyfunction]
 pub fn gpu_address(py: Python<'_>, address: Natural) -> PyResult<Option<String>> {
+    let address = address.within(py, "address")?;
     let ask = || -> Result<Option<String>, HostError> {
-        let place = usize::try_from(address.0).ok().map(Cuda::locate).transpose()?.flatten();
-        let Some(place) = place.filter(|place| place.kind != Kind::Pinned) else { return Ok(None) };
+        let Some(place) = Cuda::locate(address)?.filter(|place| place.kind != Kind::Pinned) else {
+            return Ok(None);
+        };
         Ok(Some(Cuda::get()?.device(place.device)?.bus().to_owned()))
     };
     py.detach(ask).map_err(|cause| failed(py, &cause))
@@ -162,7 +163,7 @@ fn read(told: &Bound<'_, PyAny>) -> PyResult<Array> {
     let must = |name: &str| {
         told.get_item(name)?.ok_or_else(|| PyKeyError::new_err(format!("{INTERFACE} has no {name:?}")))
     };
-    let version: u64 = must("version")?.extract::<Natural>()?.0;
+    let version: u64 = natural("version", &must("version")?)?;
     if !(2..=3).contains(&version) {
         return Err(wrong(format!("is of version {version}; kvik reads versions 2 and 3")));
     }
@@ -190,20 +191,20 @@ fn read(told: &Bound<'_, PyAny>) -> PyResult<Array> {
         return Err(wrong("has `data` that is no (address, read-only)".into()));
     };
     let stream = match told.get_item("stream")?.filter(|stream| !stream.is_none() && version >= 3) {
-        Some(stream) => Some(stream.extract::<Natural>()?.0),
+        Some(stream) => Some(natural("stream", &stream)?),
         None => None,
     };
     if stream == Some(0) {
         return Err(wrong("names the stream 0, which the interface forbids: 1 is the default stream".into()));
     }
-    Ok(Array { address: address.0, bytes, writable: !read_only, stream })
+    Ok(Array { address: address.within(py, "data")?, bytes, writable: !read_only, stream })
 }
 
 fn naturals(told: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     let Ok(tuple) = told.cast::<PyTuple>() else {
         return Err(PyTypeError::new_err(format!("the shape of {INTERFACE} is no tuple")));
     };
-    tuple.iter().map(|side| Ok(side.extract::<Natural>()?.0)).collect()
+    tuple.iter().map(|side| natural("shape", &side)).collect()
 }
 
 /// Whether elements lie one after the other; sides of one element may have any stride.

@@ -1,6 +1,6 @@
 //! `kvik.Read` and `kvik.JointRead`: several reads as one.
 
-use crate::args::Natural;
+use crate::args::{Ends, Natural};
 use crate::content::PyContent;
 use crate::errors::{OrRaise, raised};
 use crate::fork::Owned;
@@ -34,7 +34,7 @@ pub struct PyRead {
 impl PyRead {
     #[new]
     #[pyo3(signature = (local, ticket, positions=None, *, confirm=true, remote_layers=None, remote_slices=None,
-                        remote_parts=None, readers=Natural(1), content=None),
+                        remote_parts=None, readers=Natural::of(1), content=None),
            text_signature = "(local, ticket, positions=None, *, confirm=True, remote_layers=None, remote_slices=None, \
                              remote_parts=None, readers=1, content=None)")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
@@ -43,8 +43,8 @@ impl PyRead {
         ticket: &Bound<'_, PyAny>,
         positions: Option<&Bound<'_, PyAny>>,
         confirm: bool,
-        remote_layers: Option<(u32, u32)>,
-        remote_slices: Option<(u32, u32)>,
+        remote_layers: Option<Ends>,
+        remote_slices: Option<Ends>,
         remote_parts: Option<Natural>,
         readers: Natural,
         content: Option<&Bound<'_, PyContent>>,
@@ -117,10 +117,8 @@ impl PyJointRead {
 
     /// The report if all succeeded; None while one runs and if one failed.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.joint.get(py)?.result() {
-            Some(Ok(result)) => joint_report(py, &result).map(Some),
-            Some(Err(_)) | None => Ok(None),
-        }
+        let result = self.joint.get(py)?.result();
+        result.and_then(Result::ok).map(|done| joint_report(py, &done)).transpose()
     }
 
     /// The error of the first that failed; None while one runs and if all succeeded.

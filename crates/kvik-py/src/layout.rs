@@ -33,7 +33,7 @@ impl Hash for PyLayout {
 impl PyLayout {
     #[new]
     #[pyo3(signature = (pages, run_bytes, *, page_stride=None, layers=None, layer_stride=None,
-                        layer_offsets=None, slices=Natural(1), slice_stride=None, offset=Natural(0)),
+                        layer_offsets=None, slices=Natural::of(1), slice_stride=None, offset=Natural::of(0)),
            text_signature = "(pages, run_bytes, *, page_stride=None, layers=1, layer_stride=None, \
                              layer_offsets=None, slices=1, slice_stride=None, offset=0)")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
@@ -58,32 +58,36 @@ impl PyLayout {
                 )
             })
         };
-        let given = |value: Option<Natural>| value.map(|value| value.0);
-        let slice_stride = given(slice_stride).unwrap_or(run_bytes.0);
-        let page_stride = match given(page_stride) {
+        let number = |name, given: &Natural| given.within::<u64>(py, name);
+        let maybe = |name, given: Option<Natural>| given.map(|given| number(name, &given)).transpose();
+        let run_bytes = number("run_bytes", &run_bytes)?;
+        let slice_stride = maybe("slice_stride", slice_stride)?.unwrap_or(run_bytes);
+        let page_stride = match maybe("page_stride", page_stride)? {
             Some(stride) => stride,
-            None => product(slices.0, slice_stride)?,
+            None => product(number("slices", &slices)?, slice_stride)?,
         };
         let layers = match layer_offsets {
             Some(offsets) => {
-                let fits = layers.is_none_or(|layers| layers.0 == offsets.len() as u64);
+                let fits = maybe("layers", layers)?.is_none_or(|layers| layers == offsets.len() as u64);
                 if !fits || layer_stride.is_some() {
                     let text = "layer_offsets says where each layer starts: leave out layer_stride, and \
                                 layers too (or make it the number of offsets)";
                     return Err(error(py, Code::InvalidArgument, text));
                 }
-                Layers::At(offsets.into_iter().map(|offset| offset.0).collect())
+                let starts = offsets.iter().map(|offset| number("layer_offsets", offset));
+                Layers::At(starts.collect::<PyResult<_>>()?)
             }
             None => Layers::Strided {
-                count: layers.unwrap_or(Natural(1)).within(py, "layers")?,
-                stride: match given(layer_stride) {
+                count: layers.unwrap_or(Natural::of(1)).within(py, "layers")?,
+                stride: match maybe("layer_stride", layer_stride)? {
                     Some(stride) => stride,
-                    None => product(pages.0, page_stride)?,
+                    None => product(number("pages", &pages)?, page_stride)?,
                 },
             },
         };
         let (pages, slices) = (pages.within(py, "pages")?, slices.within(py, "slices")?);
-        let layout = Layout::new(offset.0, pages, run_bytes.0, page_stride, slices, slice_stride, layers);
+        let offset = number("offset", &offset)?;
+        let layout = Layout::new(offset, pages, run_bytes, page_stride, slices, slice_stride, layers);
         Ok(PyLayout(Arc::new(layout.or_raise(py)?)))
     }
 

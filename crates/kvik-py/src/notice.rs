@@ -9,6 +9,7 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyString;
+use std::borrow::Cow;
 use std::os::fd::IntoRawFd;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,10 +63,14 @@ pub fn notify(
     py: Python<'_>,
     engine: &Engine,
     to: &Bound<'_, PyAny>,
-    payload: &[u8],
+    payload: &Bound<'_, PyAny>,
     deadline: Option<Duration>,
 ) -> PyResult<PyNotice> {
-    let notifying = Notifying::begin(engine, 0, whom(to)?, payload, deadline).or_raise(py)?;
+    let Ok(bytes) = payload.extract::<Cow<'_, [u8]>>() else {
+        let text = format!("payload takes bytes, not {}: encode a text", payload.get_type().name()?);
+        return Err(PyTypeError::new_err(text));
+    };
+    let notifying = Notifying::begin(engine, 0, whom(to)?, &bytes, deadline).or_raise(py)?;
     let sent = in_steps(py, None, |step| notifying.wait(step).transpose())?;
     let late = || error(py, Code::NotificationsFull, "the notification found no place in time; try again");
     Ok(PyNotice(Owned::new(sent.ok_or_else(late)?.or_raise(py)?)))

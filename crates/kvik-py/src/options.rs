@@ -3,7 +3,7 @@
 //! What was given as an argument comes as it was given, and is checked here and by the engine; the rest comes
 //! from variables, the configuration file and the defaults of the schema, checked there.
 
-use crate::args::{self, Natural, seconds};
+use crate::args::{self, natural, seconds};
 use crate::errors::OrRaise;
 use kvik_core::Result;
 use kvik_engine::{Config, NicOptions, TlsFiles, parse_listen};
@@ -22,32 +22,32 @@ pub fn config(
     arguments.set_item("listen", listen)?;
     let decided = py.import("kvik.config")?.call_method1("engine_arguments", (arguments,))?;
     let given = Given(decided.cast_into::<PyDict>()?);
-    let listen: Vec<String> = given.need("listen", |given| args::texts("listen", given))?;
+    let listen: Vec<String> = given.need("listen", args::texts)?;
     Ok(Config {
         listen: listen.iter().map(|text| parse_listen(text)).collect::<Result<_>>().or_raise(py)?,
-        advertise: given.may("advertise", |given| args::texts("advertise", given))?.unwrap_or_default(),
+        advertise: given.may("advertise", args::texts)?.unwrap_or_default(),
         secret: given.may("secret", args::secret)?,
-        tls: given.may("tls", |given| given.extract::<PathBuf>())?.map(TlsFiles::within),
-        transport: given.need("transport", text)?.parse().or_raise(py)?,
-        verify: given.need("verify", text)?.parse().or_raise(py)?,
-        channels: given.need("channels", natural)?.within(py, "channels")?,
-        io_threads: given.need("io_threads", natural)?.within(py, "io_threads")?,
-        deadline: seconds(py, "deadline", given.need("deadline", |given| given.extract::<f64>())?)?,
+        tls: given.may::<PathBuf>("tls", |_, given| given.extract())?.map(TlsFiles::within),
+        transport: given.need::<String>("transport", |_, given| given.extract())?.parse().or_raise(py)?,
+        verify: given.need::<String>("verify", |_, given| given.extract())?.parse().or_raise(py)?,
+        channels: given.need("channels", natural)?,
+        io_threads: given.need("io_threads", natural)?,
+        deadline: seconds(py, "deadline", given.need("deadline", |_, given| given.extract())?)?,
         memory_cap: given.need("memory_cap", args::size)?,
         window: given.need("window", args::size)?,
         cpus: given.may("cpus", cpu_numbers)?,
-        numa_node: given.may("numa_node", natural)?.map(|node| node.within(py, "numa_node")).transpose()?,
-        name: given.need("name", text)?,
+        numa_node: given.may("numa_node", natural)?,
+        name: given.need("name", |_, given| given.extract())?,
         nics: nics(py, &given)?,
-        nic_threads: given.need("nic_threads", natural)?.within(py, "nic_threads")?,
+        nic_threads: given.need("nic_threads", natural)?,
         between: None,
     })
 }
 
 /// The NICs, where some are named.
 fn nics(py: Python<'_>, given: &Given<'_>) -> PyResult<Option<NicOptions>> {
-    let library = given.may("nic_library", |given| given.extract::<PathBuf>())?;
-    let Some(named) = given.may("nics", text)? else { return Ok(None) };
+    let library = given.may("nic_library", |_, given| given.extract())?;
+    let Some(named) = given.may::<String>("nics", |_, given| given.extract())? else { return Ok(None) };
     let nics: NicOptions = named.parse().or_raise(py)?;
     Ok(Some(NicOptions { library, ..nics }))
 }
@@ -59,13 +59,13 @@ impl<'py> Given<'py> {
     fn may<T>(
         &self,
         name: &str,
-        read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>,
+        read: impl FnOnce(&str, &Bound<'py, PyAny>) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
         let value = self.0.get_item(name)?.filter(|value| !value.is_none());
-        value.map(|value| read(&value).map_err(|cause| named(&value, name, cause))).transpose()
+        value.map(|value| read(name, &value).map_err(|cause| named(&value, name, cause))).transpose()
     }
 
-    fn need<T>(&self, name: &str, read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<T>) -> PyResult<T> {
+    fn need<T>(&self, name: &str, read: impl FnOnce(&str, &Bound<'py, PyAny>) -> PyResult<T>) -> PyResult<T> {
         self.may(name, read)?.ok_or_else(|| PyTypeError::new_err(format!("Engine: {name} has no value")))
     }
 }
@@ -82,16 +82,8 @@ fn named(value: &Bound<'_, PyAny>, name: &str, cause: PyErr) -> PyErr {
     given
 }
 
-fn natural(given: &Bound<'_, PyAny>) -> PyResult<Natural> {
-    given.extract::<Natural>()
-}
-
-fn text(given: &Bound<'_, PyAny>) -> PyResult<String> {
-    given.extract::<String>()
-}
-
-fn cpu_numbers(given: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
-    given.try_iter()?.map(|cpu| natural(&cpu?)?.within(given.py(), "cpus")).collect()
+fn cpu_numbers(name: &str, given: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    given.try_iter()?.map(|cpu| natural(name, &cpu?)).collect()
 }
 
 /// The engine's own defaults by option, as text; "" is no value. A test compares them with the schema's.

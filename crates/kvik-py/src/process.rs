@@ -15,7 +15,7 @@ use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// More log records than this are not kept until Python takes them; further ones are counted and dropped.
 const MOST_RECORDS: usize = 4096;
@@ -173,17 +173,11 @@ impl Inbox {
 
     /// Waits until Python is done with every record that is there now; false at the timeout.
     pub fn flush(&self, timeout: Duration) -> bool {
-        let until = Instant::now() + timeout.min(Duration::from_secs(3600));
-        let mut state = lock(&self.state);
+        let state = lock(&self.state);
         let target = state.came;
-        while state.done < target {
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return false;
-            }
-            state = self.handled.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
-        }
-        true
+        let timeout = timeout.min(Duration::from_secs(3600));
+        let waited = self.handled.wait_timeout_while(state, timeout, |state| state.done < target);
+        waited.unwrap_or_else(PoisonError::into_inner).0.done >= target
     }
 
     /// Lets [`Inbox::next`] end when it has handed out what is there; `false` takes that back.

@@ -1,6 +1,6 @@
 //! `kvik.Region` and `kvik.PageSet`.
 
-use crate::args::{Natural, seconds};
+use crate::args::{Ends, Natural, range, seconds};
 use crate::errors::{OrRaise, error};
 use crate::fork::Owned;
 use crate::ids;
@@ -156,14 +156,14 @@ impl PyRegion {
     /// Raises PageOutOfRange (with the position) for what the layout lacks, or a layout beyond the region's
     /// end; InvalidArgument for an empty set, or parts that do not divide a run into whole bytes;
     /// RegionClosed.
-    #[pyo3(signature = (layout, ids, layers=None, slices=None, parts=Natural(1)),
+    #[pyo3(signature = (layout, ids, layers=None, slices=None, parts=Natural::of(1)),
            text_signature = "($self, layout, ids, layers=None, slices=None, parts=1)")]
     fn pages(
         slf: &Bound<'_, Self>,
         layout: &Bound<'_, PyLayout>,
         ids: &Bound<'_, PyAny>,
-        layers: Option<(u32, u32)>,
-        slices: Option<(u32, u32)>,
+        layers: Option<Ends>,
+        slices: Option<Ends>,
         parts: Natural,
     ) -> PyResult<PyPageSet> {
         let py = slf.py();
@@ -173,7 +173,8 @@ impl PyRegion {
             return Err(error(py, Code::RegionClosed, text));
         }
         let ids = ids::ids(ids)?;
-        let (layers, slices) = (layers.map(|(from, to)| from..to), slices.map(|(from, to)| from..to));
+        let layers = layers.map(|ends| range(py, "layers", ends)).transpose()?;
+        let slices = slices.map(|ends| range(py, "slices", ends)).transpose()?;
         let (arrangement, parts) = (layout.get().0.clone(), parts.within(py, "parts")?);
         let pages =
             py.detach(|| PageSet::of_parts(region, arrangement, parts, ids, layers, slices)).or_raise(py)?;

@@ -1,6 +1,6 @@
 //! What Python says of a transfer, and hears of how one would go.
 
-use crate::args::{Natural, maybe_seconds};
+use crate::args::{Ends, Natural, maybe_seconds, range};
 use crate::content::{PyContent, content};
 use crate::errors::OrRaise;
 use kvik_engine::{Estimate, Explanation, TransferOptions};
@@ -25,8 +25,8 @@ pub fn refuse(other: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
 
 /// Which part of the grant, and how it is seen.
 pub struct Part {
-    pub layers: Option<(u32, u32)>,
-    pub slices: Option<(u32, u32)>,
+    pub layers: Option<Ends>,
+    pub slices: Option<Ends>,
     pub parts: Option<Natural>,
 }
 
@@ -59,8 +59,8 @@ pub fn options(
         transport: transport.map(str::parse).transpose().or_raise(py)?,
         verify: verify.map(str::parse).transpose().or_raise(py)?,
         confirm: Some(confirm),
-        remote_layers: part.layers.map(|(from, to)| from..to),
-        remote_slices: part.slices.map(|(from, to)| from..to),
+        remote_layers: part.layers.map(|ends| range(py, "remote_layers", ends)).transpose()?,
+        remote_slices: part.slices.map(|ends| range(py, "remote_slices", ends)).transpose()?,
         remote_parts: part.parts.map(|parts| parts.within(py, "remote_parts")).transpose()?,
         ..common
     })

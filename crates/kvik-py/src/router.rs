@@ -1,6 +1,6 @@
 //! The router's face: it runs on threads of its own and takes no part in the engine.
 
-use crate::args::seconds;
+use crate::args::{Natural, seconds};
 use crate::errors;
 use kvik_core::Code;
 use kvik_router::{EngineUrl, RouterConfig, RouterError, RunningRouter};
@@ -21,7 +21,7 @@ pub struct PyRouter(RunningRouter);
 pub fn serve_router(
     py: Python<'_>,
     host: String,
-    port: u16,
+    port: Natural,
     prefill: Vec<String>,
     decode: Vec<String>,
     connect_timeout: f64,
@@ -30,8 +30,8 @@ pub fn serve_router(
     client_timeout: f64,
     release_timeout: f64,
     drain_timeout: f64,
-    max_body: usize,
-    max_inflight: usize,
+    max_body: Natural,
+    max_inflight: Natural,
     transfer_mode: &str,
 ) -> PyResult<PyRouter> {
     let stream = match transfer_mode {
@@ -49,15 +49,15 @@ pub fn serve_router(
     let (prefill, decode) = urls.map_err(|error| raised(py, &error))?;
     let config = RouterConfig {
         host,
-        port,
+        port: port.within(py, "port")?,
         connect_timeout: seconds(py, "connect_timeout", connect_timeout)?,
         prefill_timeout: seconds(py, "prefill_timeout", prefill_timeout)?,
         decode_timeout: seconds(py, "decode_timeout", decode_timeout)?,
         client_timeout: seconds(py, "client_timeout", client_timeout)?,
         release_timeout: seconds(py, "release_timeout", release_timeout)?,
         drain_timeout: seconds(py, "drain_timeout", drain_timeout)?,
-        max_body,
-        max_inflight,
+        max_body: max_body.within(py, "max_body")?,
+        max_inflight: max_inflight.within(py, "max_inflight")?,
         stream,
         ..RouterConfig::new(prefill, decode)
     };
@@ -82,16 +82,13 @@ impl PyRouter {
         self.0.stop_now();
     }
 
-    /// Waits at most `timeout` seconds for its end, and says whether it has ended.
+    /// Waits at most `timeout` seconds for its end: how many requests it has cut off; None while it runs.
     ///
     /// Raises OSError when it ended although nobody stopped it.
-    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<bool> {
+    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<usize>> {
         let timeout = seconds(py, "timeout", timeout)?;
-        match py.detach(|| self.0.wait(Some(timeout))) {
-            None => Ok(false),
-            Some(Ok(())) => Ok(true),
-            Some(Err(error)) => Err(raised(py, &error)),
-        }
+        let ended = py.detach(|| self.0.wait(Some(timeout))).transpose();
+        ended.map_err(|error| raised(py, &error))
     }
 }
 

@@ -2,7 +2,8 @@
 
 mod survey;
 
-use crate::args::{Natural, maybe_seconds, seconds, size};
+use crate::args::{Ends, Natural, maybe_seconds, range, seconds, size};
+use crate::content::{Items, placed};
 use crate::engine::PyEngine;
 use crate::errors::{OrRaise, error};
 use crate::fork::Owned;
@@ -31,39 +32,38 @@ struct GivenNamespace {
     revision: String,
     kv_dtype: String,
     quantisation: String,
-    layers: (u32, u32),
-    model_layers: u32,
-    heads: (u32, u32),
-    model_heads: u32,
-    block_tokens: u32,
+    layers: Ends,
+    model_layers: Natural,
+    heads: Ends,
+    model_heads: Natural,
+    block_tokens: Natural,
     layout: String,
     salt: Vec<u8>,
     lora: String,
 }
 
-impl From<GivenNamespace> for Namespace {
-    fn from(given: GivenNamespace) -> Namespace {
-        Namespace {
-            model: given.model,
-            revision: given.revision,
-            kv_dtype: given.kv_dtype,
-            quantisation: given.quantisation,
-            layers: given.layers.0..given.layers.1,
-            model_layers: given.model_layers,
-            heads: given.heads.0..given.heads.1,
-            model_heads: given.model_heads,
-            block_tokens: given.block_tokens,
-            layout: given.layout,
-            salt: given.salt,
-            lora: given.lora,
-        }
-    }
+fn read_namespace(given: &Bound<'_, PyAny>) -> PyResult<Namespace> {
+    let (py, given) = (given.py(), given.extract::<GivenNamespace>()?);
+    Ok(Namespace {
+        model: given.model,
+        revision: given.revision,
+        kv_dtype: given.kv_dtype,
+        quantisation: given.quantisation,
+        layers: range(py, "layers", given.layers)?,
+        model_layers: given.model_layers.within(py, "model_layers")?,
+        heads: range(py, "heads", given.heads)?,
+        model_heads: given.model_heads.within(py, "model_heads")?,
+        block_tokens: given.block_tokens.within(py, "block_tokens")?,
+        layout: given.layout,
+        salt: given.salt,
+        lora: given.lora,
+    })
 }
 
 /// The id of a namespace: 32 bytes. Raises InvalidArgument for what is none.
 #[pyfunction]
 pub fn namespace_id<'py>(py: Python<'py>, namespace: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
-    let id = Namespace::from(namespace.extract::<GivenNamespace>()?).id().or_raise(py)?;
+    let id = read_namespace(namespace)?.id().or_raise(py)?;
     Ok(PyBytes::new(py, &id.0))
 }
 
@@ -77,10 +77,10 @@ pub fn block_keys<'py>(
     namespace: &Bound<'py, PyAny>,
     tokens: &Bound<'py, PyAny>,
     extra: &[u8],
-    items: Vec<(usize, Vec<u8>)>,
+    items: Items,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let (namespace, tokens) = (Namespace::from(namespace.extract::<GivenNamespace>()?), ids(tokens)?);
-    let items: Vec<(usize, &[u8])> = items.iter().map(|(at, key)| (*at, key.as_slice())).collect();
+    let (namespace, tokens) = (read_namespace(namespace)?, ids(tokens)?);
+    let items = placed(py, &items)?;
     let keys = py.detach(|| namespace.keys(&tokens, extra, &items)).or_raise(py)?;
     Ok(PyBytes::new(py, &joined(&keys)))
 }
@@ -92,7 +92,7 @@ pub fn block_keys_of<'py>(
     namespace: &Bound<'py, PyAny>,
     hashes: Vec<Vec<u8>>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let namespace = Namespace::from(namespace.extract::<GivenNamespace>()?);
+    let namespace = read_namespace(namespace)?;
     let keys: Result<Vec<BlockKey>, _> = hashes.iter().map(|hash| namespace.key_of(hash)).collect();
     Ok(PyBytes::new(py, &joined(&keys.or_raise(py)?)))
 }
@@ -120,7 +120,7 @@ struct GivenTenant<'py> {
 
 impl GivenTenant<'_> {
     fn options(self) -> PyResult<TenantOptions> {
-        let quota = self.quota.map(|quota| size(&quota)).transpose()?;
+        let quota = self.quota.map(|quota| size("quota", &quota)).transpose()?;
         Ok(TenantOptions { name: self.name, quota, apart: self.apart })
     }
 }
@@ -128,15 +128,16 @@ impl GivenTenant<'_> {
 fn options(given: &Bound<'_, PyAny>) -> PyResult<StoreOptions> {
     let GivenOptions { memory, log, log_size, object, object_size, object_batch, policy, tenants } =
         given.extract()?;
-    let log = log.map(|log| Ok::<_, PyErr>((log, LogOptions::new(size(&log_size)?)))).transpose()?;
+    let log =
+        log.map(|log| Ok::<_, PyErr>((log, LogOptions::new(size("log_size", &log_size)?)))).transpose()?;
     let object = object.map(|url| {
-        let options = ObjectOptions::new(Bucket::Url(url), size(&object_size)?);
-        Ok::<_, PyErr>(ObjectOptions { batch: size(&object_batch)?, ..options })
+        let options = ObjectOptions::new(Bucket::Url(url), size("object_size", &object_size)?);
+        Ok::<_, PyErr>(ObjectOptions { batch: size("object_batch", &object_batch)?, ..options })
     });
     let object = object.transpose()?;
     let tenants = tenants.into_iter().map(GivenTenant::options).collect::<PyResult<_>>()?;
     let policy = PolicyKind::parse(&policy).or_raise(given.py())?;
-    Ok(StoreOptions { memory: size(&memory)?, log, object, policy, tenants })
+    Ok(StoreOptions { memory: size("memory", &memory)?, log, object, policy, tenants })
 }
 
 fn joined(keys: &[BlockKey]) -> Vec<u8> {
@@ -212,7 +213,7 @@ impl PyStoreClient {
         namespace: &Bound<'_, PyAny>,
         layout: &Bound<'_, PyLayout>,
     ) -> PyResult<PyStoreSpace> {
-        let namespace = Namespace::from(namespace.extract::<GivenNamespace>()?);
+        let namespace = read_namespace(namespace)?;
         let layout = &layout.get().0;
         let shape = Shape::new(layout.layers(), layout.slices(), layout.run_bytes()).or_raise(py)?;
         let client = self.0.get(py)?;
@@ -312,7 +313,7 @@ impl PyStoreSpace {
     /// Whether to fetch, why, bytes, and the estimate where there is one: seconds, and bytes that go before.
     fn choose(&self, py: Python<'_>, blocks: Natural, recompute: f64) -> PyResult<Chosen> {
         let recompute = seconds(py, "recompute", recompute)?;
-        let choice = self.0.get(py)?.choose(blocks.0, recompute).or_raise(py)?;
+        let choice = self.0.get(py)?.choose(blocks.within(py, "blocks")?, recompute).or_raise(py)?;
         let estimate = choice.fetch.zip(choice.estimate);
         let told = estimate.map(|(fetch, estimate)| (fetch.as_secs_f64(), estimate.queued));
         Ok((choice.reason.fetches(), choice.reason.name(), choice.bytes, told))

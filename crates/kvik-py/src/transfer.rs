@@ -68,10 +68,8 @@ impl PyTransfer {
 
     /// The report if it succeeded; None while it runs and if it failed.
     fn report<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        match self.transfer.get(py)?.result() {
-            Some(Ok(result)) => report(py, result).map(Some),
-            Some(Err(_)) | None => Ok(None),
-        }
+        let result = self.transfer.get(py)?.result();
+        result.and_then(Result::ok).map(|done| report(py, done)).transpose()
     }
 
     /// The error that ended it; None while it runs and if it succeeded.

@@ -25,7 +25,7 @@ use crate::stream;
 use crate::upstream::{Attached, Call, Failure};
 
 /// Largest prefill answer: one token, and params that may list a hundred thousand pages.
-pub(crate) const MOST_PREFILL_ANSWER: usize = 16 << 20;
+const MOST_PREFILL_ANSWER: usize = 16 << 20;
 
 /// A whole answer up to this size is read before it is passed on; a longer one is passed on as it comes.
 const MOST_WHOLE_ANSWER: usize = 4 << 20;
@@ -104,21 +104,22 @@ async fn prefill(
     if !response.status().is_success() {
         return Ok(Prefilled::Refused(Answer::passed_on(response, engine)));
     }
-    let silence = exchange.shared.upstream.silence(Role::Prefill);
-    let answer = collect(response.into_body(), MOST_PREFILL_ANSWER, silence).await;
-    let answer = answer.map_err(|e| failed(&exchange.shared, &engine, broken(e)))?;
+    let params = read_params(&shared, response).await;
+    let params = params.map_err(|fault| failed(&shared, &engine, fault))?;
     exchange.timing.prefilled(began);
-    match params_of(&answer) {
-        Ok(Some(params)) => {
-            engine.keep_template(stream::template_of(&params));
-            Ok(Prefilled::Params(params))
-        }
-        Ok(None) => Ok(Prefilled::NoParams),
-        Err(e) => {
-            let fault = (FailureKind::Protocol, format!("its answer is not a JSON object: {e}"));
-            Err(failed(&exchange.shared, &engine, fault))
-        }
-    }
+    let Some(params) = params else { return Ok(Prefilled::NoParams) };
+    engine.keep_template(stream::template_of(&params));
+    Ok(Prefilled::Params(params))
+}
+
+/// Reads a prefill engine's answer: the params in it.
+pub(crate) async fn read_params(
+    shared: &Shared,
+    response: Response<Incoming>,
+) -> Result<Option<Box<RawValue>>, (FailureKind, String)> {
+    let silence = shared.upstream.silence(Role::Prefill);
+    let answer = collect(response.into_body(), MOST_PREFILL_ANSWER, silence).await.map_err(broken)?;
+    params_of(&answer).map_err(|e| (FailureKind::Protocol, format!("its answer is not a JSON object: {e}")))
 }
 
 /// The params in a prefill answer; `null` is the same as none. What is in them is the engines' affair.
@@ -148,17 +149,10 @@ pub(crate) async fn decode(
     exchange.stage = Stage::Decode;
     exchange.timing.decode_begins();
     let call = Call { method: Method::POST, path, headers, body };
-    let (engine, response) = ask(exchange, &call, &attached).await?;
-    let refused = !response.status().is_success();
-    exchange.decode_answered(refused);
-    if refused {
-        return Ok(Answer::passed_on(response, engine));
-    }
-    let silence = exchange.shared.upstream.silence(Role::Decode);
-    match read_beginning(response, silence).await {
-        Ok(begun) => Ok(answer(exchange, engine, begun)),
-        Err(e) => Err(failed(&exchange.shared, &engine, broken(e))),
-    }
+    let shared = exchange.shared.clone();
+    let (engine, begun) = begin(&shared, &exchange.id, &call, &attached, &mut exchange.decode).await?;
+    exchange.decode_answered(matches!(begun, Begun::Refused(_)));
+    Ok(answer(exchange, engine, begun))
 }
 
 /// As much of a decode engine's answer as has to be there before its head is passed on.
@@ -171,12 +165,27 @@ pub(crate) enum Begun {
     First(http::response::Parts, Bytes, Incoming),
 }
 
+/// Asks the decode engines in turn, and reads the beginning of the answer; `chosen` tells the last that was asked.
+pub(crate) async fn begin(
+    shared: &Shared,
+    id: &str,
+    call: &Call,
+    attached: &Attached,
+    chosen: &mut Option<EngineUrl>,
+) -> Result<(Arc<Engine>, Begun), Reply> {
+    let (engine, response) = ask(shared, id, call, attached, chosen).await?;
+    if !response.status().is_success() {
+        return Ok((engine, Begun::Refused(response)));
+    }
+    match read_beginning(response, shared.upstream.silence(Role::Decode)).await {
+        Ok(begun) => Ok((engine, begun)),
+        Err(e) => Err(failed(shared, &engine, broken(e))),
+    }
+}
+
 /// Reads the beginning of a success. A client waits no longer for that: an engine's head without bytes tells
 /// it nothing.
-pub(crate) async fn read_beginning(
-    response: Response<Incoming>,
-    silence: Duration,
-) -> Result<Begun, CollectError> {
+async fn read_beginning(response: Response<Incoming>, silence: Duration) -> Result<Begun, CollectError> {
     let (head, mut body) = response.into_parts();
     if body.size_hint().exact().is_some_and(|size| size <= MOST_WHOLE_ANSWER as u64) {
         return Ok(Begun::Whole(head, collect(body, MOST_WHOLE_ANSWER, silence).await?));
@@ -211,17 +220,17 @@ fn is_stream(headers: &HeaderMap) -> bool {
 
 /// Asks the decode engines in turn, as long as nothing has been sent to any.
 pub(crate) async fn ask(
-    exchange: &mut Exchange,
+    shared: &Shared,
+    id: &str,
     call: &Call,
     attached: &Attached,
+    chosen: &mut Option<EngineUrl>,
 ) -> Result<(Arc<Engine>, Response<Incoming>), Reply> {
-    let shared = exchange.shared.clone();
-    let engines = shared.decode.pick().cloned().collect();
-    ask_among(&shared, &exchange.id, engines, call, attached, &mut exchange.decode).await
+    ask_among(shared, id, shared.decode.pick().cloned().collect(), call, attached, chosen).await
 }
 
 /// Asks these engines of one role in turn, as long as nothing has been sent to any; `chosen` tells the last.
-pub(crate) async fn ask_among(
+async fn ask_among(
     shared: &Shared,
     id: &str,
     engines: Vec<Arc<Engine>>,
@@ -255,13 +264,13 @@ pub(crate) fn report(shared: &Shared, id: &str, failure: &Failure) {
 }
 
 /// An engine that answered, and then failed within its answer.
-pub(crate) fn failed(shared: &Shared, engine: &Engine, (kind, detail): (FailureKind, String)) -> Reply {
+fn failed(shared: &Shared, engine: &Engine, (kind, detail): (FailureKind, String)) -> Reply {
     engine.note(Err(kind));
     shared.metrics.upstream_error(engine.role, kind);
     Reply::engine_failed(&Failure::new(engine, kind, detail))
 }
 
-pub(crate) fn broken(error: CollectError) -> (FailureKind, String) {
+fn broken(error: CollectError) -> (FailureKind, String) {
     match error {
         CollectError::TooLarge => {
             (FailureKind::Protocol, "its answer is larger than any it should give".into())

@@ -3,7 +3,7 @@
 use std::net::{SocketAddr, TcpListener};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::SigSet;
 use tokio::sync::watch;
@@ -38,7 +38,7 @@ pub struct RunningRouter {
 
 #[derive(Debug, Default)]
 struct Ended {
-    result: Mutex<Option<Result<(), RouterError>>>,
+    result: Mutex<Option<Result<usize, RouterError>>>,
     changed: Condvar,
 }
 
@@ -83,50 +83,36 @@ impl RunningRouter {
     /// Tells the router to take nothing new, to finish what it has within the drain timeout, and to end.
     /// Returns at once; may be called more than once.
     pub fn stop(&self) {
-        self.stop.send_if_modified(|now| raise(now, Stop::Drain));
+        self.stop.send_modify(|now| *now = Stop::Drain.max(*now));
     }
 
     /// Tells the router to end without finishing anything. Returns at once.
     pub fn stop_now(&self) {
-        self.stop.send_if_modified(|now| raise(now, Stop::Now));
+        self.stop.send_modify(|now| *now = Stop::Now);
     }
 
-    /// Waits until the router has ended, at most for `timeout` (`None`: a day). `None` means it still runs.
-    pub fn wait(&self, timeout: Option<Duration>) -> Option<Result<(), RouterError>> {
-        let until = Instant::now() + timeout.unwrap_or(A_DAY).min(A_DAY);
-        let mut result = self.ended.result.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let left = until.saturating_duration_since(Instant::now());
-            if result.is_some() || left.is_zero() {
-                return result.clone();
-            }
-            let woken = self.ended.changed.wait_timeout(result, left);
-            result = woken.unwrap_or_else(PoisonError::into_inner).0;
-        }
+    /// Waits until the router has ended, at most for `timeout` (`None`: a day): how many requests it has cut off.
+    /// `None` means it still runs.
+    pub fn wait(&self, timeout: Option<Duration>) -> Option<Result<usize, RouterError>> {
+        let timeout = timeout.unwrap_or(A_DAY).min(A_DAY);
+        let result = self.ended.result.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.ended.changed.wait_timeout_while(result, timeout, |result| result.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 }
 
 const A_DAY: Duration = Duration::from_secs(24 * 3600);
-
-fn raise(now: &mut Stop, level: Stop) -> bool {
-    let higher = level > *now;
-    if higher {
-        *now = level;
-    }
-    higher
-}
 
 fn serve(
     runtime: &tokio::runtime::Runtime,
     listener: TcpListener,
     config: RouterConfig,
     stopped: watch::Receiver<Stop>,
-) -> Result<(), String> {
+) -> Result<usize, String> {
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::from_std(listener).map_err(|e| e.to_string())?;
         let shared = Arc::new(Shared::new(config, runtime.handle().clone()));
-        server::run(listener, shared, stopped).await;
-        Ok(())
+        Ok(server::run(listener, shared, stopped).await)
     })
 }
 
@@ -149,7 +135,7 @@ struct Teller {
 }
 
 impl Teller {
-    fn tell(&self, result: Result<(), String>) {
+    fn tell(&self, result: Result<usize, String>) {
         let by_itself =
             |why| RouterError::Failed(format!("the router on {} ended by itself: {why}", self.addr));
         let result = result.map_err(by_itself);

@@ -30,8 +30,12 @@ const SPARE_CONNECTIONS: usize = 1024;
 /// Accepting fails mostly for want of file descriptors, and no event says when there are some again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves until told to stop, then drains.
-pub(crate) async fn run(listener: TcpListener, shared: Arc<Shared>, mut stop: watch::Receiver<Stop>) {
+/// Serves until told to stop, then drains: how many requests were cut off.
+pub(crate) async fn run(
+    listener: TcpListener,
+    shared: Arc<Shared>,
+    mut stop: watch::Receiver<Stop>,
+) -> usize {
     let graceful = GracefulShutdown::new();
     accept(&listener, &shared, &graceful, &mut stop).await;
     drop(listener);
@@ -42,11 +46,17 @@ pub(crate) async fn run(listener: TcpListener, shared: Arc<Shared>, mut stop: wa
         graceful.shutdown().await;
         shared.tasks.wait().await;
     };
-    tokio::select! {
-        () = drained => log::info!("drained"),
-        () = tokio::time::sleep(limit) => log::warn!("requests are cut off that did not end in {limit:?}"),
-        () = told(&mut stop, Stop::Now) => log::warn!("requests are cut off as told"),
+    let why = tokio::select! {
+        () = drained => "all has ended",
+        () = tokio::time::sleep(limit) => "the time to drain is over",
+        () = told(&mut stop, Stop::Now) => "told to end now",
+    };
+    let cut = shared.config.max_inflight - shared.places.available_permits();
+    match cut {
+        0 => log::info!("drained: {why}"),
+        _ => log::warn!("{cut} requests are cut off: {why}"),
     }
+    cut
 }
 
 async fn accept(

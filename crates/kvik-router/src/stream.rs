@@ -21,12 +21,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::body::{Kind, RequestBody};
-use crate::collect::collect;
 use crate::exchange::Exchange;
-use crate::handover::{
-    self, Answer, Begun, ClientRequest, MOST_PREFILL_ANSWER, ask_among, broken, decode, failed, params_of,
-    read_beginning, recompute, report,
-};
+use crate::handover::{self, Answer, Begun, ClientRequest, begin, decode, read_params, recompute, report};
 use crate::metrics::{FailureKind, Recompute, Role, Stage, Streamed};
 use crate::note::Note;
 use crate::pool::Engine;
@@ -127,7 +123,7 @@ async fn both(
     let mut prefilling = Box::pin(prefill(shared.clone(), engine.clone(), to_prefill));
     let mut handed_over = false;
     let begun = {
-        let decoding = first_of_decode(&shared, &id, &to_decode, &attached, &mut exchange.decode);
+        let decoding = begin(&shared, &id, &to_decode, &attached, &mut exchange.decode);
         tokio::pin!(decoding);
         tokio::select! {
             begun = &mut decoding => begun,
@@ -273,13 +269,7 @@ async fn prefill(shared: Arc<Shared>, engine: Arc<Engine>, call: Call) -> Prefil
         Ok(response) => return Prefill::Refused(Answer::passed_on(response, engine.clone())),
         Err(failure) => return Prefill::Failed(failure),
     };
-    let silence = shared.upstream.silence(Role::Prefill);
-    let answer = collect(response.into_body(), MOST_PREFILL_ANSWER, silence).await.map_err(broken);
-    let params = answer.and_then(|answer| {
-        params_of(&answer)
-            .map_err(|e| (FailureKind::Protocol, format!("its answer is not a JSON object: {e}")))
-    });
-    match params {
+    match read_params(&shared, response).await {
         Ok(params) => {
             engine.keep_template(params.as_deref().and_then(template_of));
             Prefill::Answered(params)
@@ -288,26 +278,6 @@ async fn prefill(shared: Arc<Shared>, engine: Arc<Engine>, call: Call) -> Prefil
             engine.note(Err(kind));
             Prefill::Failed(Failure::new(&engine, kind, detail))
         }
-    }
-}
-
-/// Asks decode engines in turn, and reads the beginning of the answer.
-async fn first_of_decode(
-    shared: &Shared,
-    id: &str,
-    call: &Call,
-    attached: &Attached,
-    chosen: &mut Option<crate::config::EngineUrl>,
-) -> Result<(Arc<Engine>, Begun), Reply> {
-    let engines = shared.decode.pick().cloned().collect();
-    let (engine, response) = ask_among(shared, id, engines, call, attached, chosen).await?;
-    if !response.status().is_success() {
-        return Ok((engine, Begun::Refused(response)));
-    }
-    let silence = shared.upstream.silence(Role::Decode);
-    match read_beginning(response, silence).await {
-        Ok(begun) => Ok((engine, begun)),
-        Err(e) => Err(failed(shared, &engine, broken(e))),
     }
 }
 

@@ -134,7 +134,7 @@ async fn one_request_too_many_is_turned_away() {
     until_metric(&router, "kvik_router_inflight 0").await;
 }
 
-async fn ended(router: Arc<RunningRouter>) -> Option<Result<(), RouterError>> {
+async fn ended(router: Arc<RunningRouter>) -> Option<Result<usize, RouterError>> {
     tokio::task::spawn_blocking(move || router.wait(Some(BOUND))).await.unwrap()
 }
 
@@ -156,7 +156,18 @@ async fn a_stop_finishes_what_is_there_and_takes_nothing_new() {
     assert_eq!(chunk(&mut body).await.unwrap().unwrap(), "2");
     drop(chunks);
     assert!(chunk(&mut body).await.is_none());
-    assert!(matches!(ended(router).await, Some(Ok(()))));
+    assert!(matches!(ended(router).await, Some(Ok(0))));
+}
+
+#[tokio::test]
+async fn who_has_nothing_to_finish_cuts_nothing_off() {
+    let (prefill, decode) = (good_prefill().await, good_decode().await);
+    let router = Arc::new(router(&prefill, &decode));
+    let mut idle = Client::connect(router.addr()).await;
+    assert_eq!(idle.post("/v1/completions", SENT, &[]).await.unwrap().status(), 200);
+    router.stop();
+    router.stop_now();
+    assert!(matches!(ended(router).await, Some(Ok(0))));
 }
 
 #[tokio::test]
@@ -175,7 +186,7 @@ async fn draining_is_bounded_and_can_be_cut_short() {
         if cut {
             router.stop_now();
         }
-        assert!(matches!(ended(router.clone()).await, Some(Ok(()))));
+        assert!(matches!(ended(router.clone()).await, Some(Ok(1))));
         assert!(began.elapsed() < BOUND);
         within("prefill's closed connection", gone.recv().await.unwrap()).await.unwrap();
         assert!(answer.await.unwrap().is_err());

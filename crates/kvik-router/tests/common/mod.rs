@@ -303,7 +303,7 @@ pub async fn until_metric(router: &RunningRouter, line: &str) {
 pub async fn drained(router: RunningRouter) {
     router.stop();
     let ended = tokio::task::spawn_blocking(move || router.wait(Some(BOUND))).await.unwrap();
-    assert!(matches!(ended, Some(Ok(()))), "{ended:?}");
+    assert!(matches!(ended, Some(Ok(0))), "{ended:?}");
 }
 
 /// The next bytes of a body.
