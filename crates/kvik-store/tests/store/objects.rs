@@ -355,3 +355,30 @@ fn who_comes_last_has_the_prefix() {
     put_all(&second, 200..210);
     assert_eq!((second.get(&prompt(2)), second.get(&prompt(205)), second.get(&prompt(100))), (4, 4, 0));
 }
+
+#[test]
+fn what_a_killed_server_was_sending_keeps_nobody_from_writing() {
+    let other = Bucket::new();
+    put_all(&rig_with(small(&other), None), 0..1);
+    let name = other.objects().remove(0);
+    let read = async { other.inner.get(&name).await.unwrap().bytes().await.unwrap() };
+    let whole = futures_util::FutureExt::now_or_never(read).unwrap();
+    // All of it, and a part of it that is shorter than any end.
+    for late in [whole.clone(), whole.slice(..40)] {
+        let bucket = Bucket::new();
+        {
+            let rig = rig_with(small(&bucket), None);
+            opened(&rig);
+            // The names are listed: it comes under the one that is next.
+            let put = bucket.inner.put(&name, late.into());
+            futures_util::FutureExt::now_or_never(put).unwrap().unwrap();
+            put_all(&rig, 1..4);
+            assert_eq!(value(&rig, "failures_total"), 0);
+            assert_eq!(rig.space.remove(&rig.keys(&prompt(3))).unwrap(), 4);
+        }
+        let rig = rig_with(small(&bucket), None);
+        opened(&rig);
+        let left: Vec<usize> = (0..4).map(|number| rig.get(&prompt(number))).collect();
+        assert_eq!(left, [0, 4, 4, 0]);
+    }
+}
