@@ -236,6 +236,15 @@ impl Index {
         Some(self.node(id).parent).filter(|parent| *parent != NONE)
     }
 
+    /// All that come before the block with this key, from the first one of its prompt on.
+    pub fn before(&self, namespace: u16, key: Option<&BlockKey>) -> Vec<BlockKey> {
+        let id = key.and_then(|key| self.find(namespace, key));
+        let before = std::iter::successors(id, |id| self.parent(*id)).skip(1);
+        let mut keys: Vec<BlockKey> = before.map(|id| self.node(id).key).collect();
+        keys.reverse();
+        keys
+    }
+
     /// Whether blocks come after it.
     pub fn has_children(&self, id: Id) -> bool {
         self.node(id).child != NONE

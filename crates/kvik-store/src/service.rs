@@ -237,7 +237,7 @@ impl Service {
         if durable && self.store.below().is_none() {
             self.store.make_durable(namespace, &[], &awaited)?;
         }
-        let reserved = self.store.reserve(namespace, put.parent, &put.keys)?;
+        let reserved = self.store.reserve(namespace, put.parent, &put.keys, durable)?;
         if put.ack == Ack::Accepted {
             reply(Response::Accepted);
         }

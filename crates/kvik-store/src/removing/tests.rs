@@ -135,7 +135,7 @@ fn a_put_that_fails_brings_nothing_back_that_was_removed() {
         store.state().forget(id);
         let said = log.remove(&KEY, PATIENCE).unwrap();
         log.sync(&[said], PATIENCE).unwrap();
-        brought = Some(store.reserve(0, None, &[KEY]).unwrap());
+        brought = Some(store.reserve(0, None, &[KEY], false).unwrap());
     });
     drop(brought);
     serve(&store);
