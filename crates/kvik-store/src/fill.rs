@@ -132,10 +132,9 @@ impl Reservation {
     pub fn pull(
         mut self,
         ticket: &Ticket,
-        deadline: Duration,
+        until: Instant,
         published: impl Fn(Vec<(Id, BlockKey)>),
     ) -> Result<Stored> {
-        let until = Instant::now() + deadline;
         let mut windows = Windows::new(self.store.state().tenants.shape(self.namespace).bytes());
         let mut ahead = VecDeque::new();
         let mut stored = 0;
