@@ -264,7 +264,7 @@ impl Store {
     /// Writes a block to a tier below, if that does not have it yet: where it is there.
     pub fn write(&self, id: Id, key: &BlockKey, to: Where, within: Duration) -> Result<Option<Place>> {
         let Some(tier) = self.tier(to) else { return Ok(None) };
-        let (source, entry, sum) = {
+        let (source, entry, meaning, sum) = {
             let Some(mut state) = self.before_writing((id, key), to, Instant::now() + within)? else {
                 return Ok(None);
             };
@@ -273,22 +273,23 @@ impl Store {
                 return Ok(Some(place));
             }
             let Some(source) = Source::of(&mut state, id, &node)? else { return Ok(None) };
-            let known = state.tenants.namespace(node.namespace).clone();
-            let meaning = Meaning::encode(&known, &state.tenants.tenant(node.namespace).name);
-            let identity = state.tenants.identity(&state.index, id);
-            drop(state);
-            let Identity { parent, namespace, shape, .. } = identity;
+            let known = state.tenants.namespace(node.namespace);
+            let meaning = Meaning::encode(known, &state.tenants.tenant(node.namespace).name);
+            let Identity { parent, namespace, shape, .. } = state.tenants.identity(&state.index, id);
             let entry = Entry { key: *key, parent, namespace, shape, sums: Box::default() };
-            if let Err(error) = tier.declare(known.id, &meaning) {
-                source.let_go(self, id);
-                return Err(error);
-            }
-            (source, entry, node.sum)
+            state.unsaid.of(to).write((*key, namespace));
+            (source, entry, meaning, node.sum)
         };
-        let written = source.summed(self, entry, sum).and_then(|found| match found {
+        let block = (*key, entry.namespace);
+        let declared = tier.declare(entry.namespace, &meaning);
+        let found = declared.and_then(|()| source.summed(self, entry, sum));
+        let written = found.and_then(|found| match found {
             Some((entry, memory, offset)) => tier.store(&entry, &memory, offset, within).map(Some),
             None => Ok(None),
         });
+        if self.state().unsaid.of(to).written(&block) {
+            self.note_change();
+        }
         source.note_end(self, (id, key), to, written)
     }
 }

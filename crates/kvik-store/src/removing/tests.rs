@@ -273,6 +273,26 @@ fn a_put_whose_block_is_cleared_while_it_is_written_does_not_fail() {
 }
 
 #[test]
+fn what_is_being_written_is_not_said_to_be_gone_before_that_has_ended() {
+    let folder = Folder::new("being-written");
+    let store = open(&folder.0);
+    put(&store);
+    let mut state = store.state();
+    let State { unsaid, index, .. } = &mut *state;
+    let (unsaid, block) = (unsaid.of(Where::Log), (KEY, NAMESPACE));
+    unsaid.write(block);
+    unsaid.write(block);
+    unsaid.add(REMOVED);
+    unsaid.add(CLEARED);
+    let until = unsaid.next();
+    // One of two writes has ended, and the other one may still come.
+    assert!(unsaid.written(&block));
+    assert!(!unsaid.may_begin(until, index) && unsaid.begin(until, index).is_empty());
+    assert!(unsaid.written(&block));
+    assert_eq!(unsaid.begin(until, index), [REMOVED, CLEARED]);
+}
+
+#[test]
 fn who_clears_a_tenant_removes_nothing_of_one_that_had_its_number() {
     let folder = Folder::new("tenant-numbers");
     let store = open(&folder.0);
