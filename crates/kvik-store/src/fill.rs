@@ -57,7 +57,8 @@ struct Group {
 
 impl Store {
     /// Looks at the blocks of a put, which follow one another behind `parent`. Those that are new are to be brought, and
-    /// those below from the first one on that its tier does not give at present: no get goes beyond that.
+    /// those below from the first one on that its tier does not give at present: no get goes beyond that. Of a put that is
+    /// to be durable also those that the log does not have and memory neither.
     ///
     /// # Errors
     /// `InvalidArgument` for no keys, or too many; the machine has no memory.
@@ -66,6 +67,7 @@ impl Store {
         namespace: u16,
         parent: Option<BlockKey>,
         keys: &[BlockKey],
+        durable: bool,
     ) -> Result<Reservation> {
         check_keys(keys)?;
         let stopped = self.below().is_some_and(|below| below.pulse.left().is_zero());
@@ -93,7 +95,7 @@ impl Store {
                     return below.place != 0 && gives_none;
                 }
                 again |= below.failed || gives_none;
-                again
+                again || (durable && below.place == 0)
             };
             match state.reserve(namespace, before, *key, is_brought) {
                 Ok(Reserved::Here) => all.found.known += 1,
@@ -130,10 +132,9 @@ impl Reservation {
     pub fn pull(
         mut self,
         ticket: &Ticket,
-        deadline: Duration,
+        until: Instant,
         published: impl Fn(Vec<(Id, BlockKey)>),
     ) -> Result<Stored> {
-        let until = Instant::now() + deadline;
         let mut windows = Windows::new(self.store.state().tenants.shape(self.namespace).bytes());
         let mut ahead = VecDeque::new();
         let mut stored = 0;
@@ -307,7 +308,7 @@ mod tests {
         drop(store);
         let store = open(&folder);
         let found = |store: &Store| {
-            let reservation = store.reserve(0, None, &[KEY]).unwrap();
+            let reservation = store.reserve(0, None, &[KEY], false).unwrap();
             (reservation.found.known, reservation.new.len())
         };
         assert_eq!(found(&store), (1, 0));
@@ -316,7 +317,7 @@ mod tests {
         // A reservation that is dropped has brought nothing.
         assert_eq!((found(&store), found(&store)), ((0, 1), (0, 1)));
         assert_eq!(store.state().index.node(id).life, Life::Below);
-        let mut reservation = store.reserve(0, None, &[KEY]).unwrap();
+        let mut reservation = store.reserve(0, None, &[KEY], false).unwrap();
         let (_, filling) = reservation.new.pop_front().unwrap();
         let place = store.state().index.node(id).place;
         fill(&store, filling);

@@ -289,9 +289,9 @@ mod tests {
     use super::*;
     use crate::store::Store;
     use crate::wire::{Ack, Ahead, Get, Put};
-    use crate::{BlockKey, NamespaceId, Shape, StoreOptions};
-    use kvik_core::{GrantId, Layout};
-    use kvik_engine::{Config, Engine, GrantOptions, PageSet};
+    use crate::{BlockKey, LogOptions, NamespaceId, Shape, StoreOptions};
+    use kvik_core::{GrantId, Layout, Ticket};
+    use kvik_engine::{Config, Engine, Grant, GrantOptions, PageSet};
     use std::sync::mpsc::{Receiver, Sender, channel};
     use std::time::Duration;
 
@@ -326,24 +326,39 @@ mod tests {
         from
     }
 
+    /// A store in which a namespace was opened.
+    fn opened(options: &StoreOptions) -> Host {
+        let store = Store::open(Engine::start(Config::default()).unwrap(), options).unwrap();
+        let (host, shape) = (Host::start(Service::new(store)).unwrap(), Shape::new(1, 1, 4096).unwrap());
+        let opens = Request::Open { namespace: NAMESPACE, shape, tenant: "one".into(), model: String::new() };
+        let opened = ask(&host, opens, true, &Arc::default()).recv_timeout(PATIENCE).unwrap();
+        assert_eq!(opened, Response::Opened);
+        host
+    }
+
+    /// A grant over so many pages.
+    fn granted(engine: &Engine, pages: u32) -> Grant {
+        let region = engine.allocate(u64::from(pages) * 4096).unwrap();
+        let layout = Arc::new(Layout::contiguous(pages, 4096).unwrap());
+        let pages = PageSet::new(&region, layout, (0..pages).collect(), None, None).unwrap();
+        engine.grant(&pages, GrantOptions::default()).unwrap()
+    }
+
+    /// A put of the first of the keys that are used here.
+    fn put(ticket: &Ticket, count: u8) -> Put {
+        let (namespace, keys) = (NAMESPACE, (2..2 + count).map(|key| BlockKey([key; 32])).collect());
+        Put { namespace, parent: None, keys, ticket: ticket.clone(), ack: Ack::Stored, deadline: PATIENCE }
+    }
+
     /// A store with two blocks, and a get of them.
     fn two_blocks() -> (Host, Request) {
-        let engine = Engine::start(Config::default()).unwrap();
-        let store = Store::open(engine.clone(), &StoreOptions::default()).unwrap();
-        let host = Host::start(Service::new(store)).unwrap();
-        let region = engine.allocate(8192).unwrap();
-        let layout = Arc::new(Layout::contiguous(2, 4096).unwrap());
-        let pages = PageSet::new(&region, layout, Arc::new([0, 1]), None, None).unwrap();
-        let ticket = engine.grant(&pages, GrantOptions::default()).unwrap().ticket().clone();
-        let (open, keys) = (Arc::default(), vec![BlockKey([2; 32]), BlockKey([3; 32])]);
-        let shape = Shape::new(1, 1, 4096).unwrap();
-        let (namespace, deadline) = (NAMESPACE, PATIENCE);
-        let opens = Request::Open { namespace, shape, tenant: "one".into(), model: String::new() };
-        assert_eq!(ask(&host, opens, true, &open).recv_timeout(PATIENCE).unwrap(), Response::Opened);
-        let put = Put { namespace, parent: None, keys: keys.clone(), ticket, ack: Ack::Stored, deadline };
-        let stored = ask(&host, Request::Put(put), true, &open).recv_timeout(PATIENCE).unwrap();
+        let host = opened(&StoreOptions::default());
+        let grant = granted(host.service().store().engine(), 2);
+        let put = put(grant.ticket(), 2);
+        let get = Get { namespace: NAMESPACE, keys: put.keys.clone(), expiry: PATIENCE, ahead: None };
+        let stored = ask(&host, Request::Put(put), true, &Arc::default()).recv_timeout(PATIENCE).unwrap();
         assert!(matches!(&stored, Response::Stored(stored) if stored.stored == 2), "{stored:?}");
-        (host, Request::Get(Get { namespace, keys, expiry: PATIENCE, ahead: None }))
+        (host, Request::Get(get))
     }
 
     /// How many blocks come next.
@@ -398,6 +413,41 @@ mod tests {
         assert_eq!(ticket(one(Some(Ahead { grant, layout }))).grant, grant);
         let again = one(Some(Ahead { grant, layout }));
         assert!(matches!(again, Response::Failed(Code::InvalidArgument, _)), "{again:?}");
+    }
+
+    #[test]
+    fn a_put_that_has_waited_has_no_more_time_than_its_client() {
+        let (host, client) = (opened(&StoreOptions::default()), Engine::start(Config::default()).unwrap());
+        // A ticket that was never given: a read by it waits for as long as it may.
+        let ticket = granted(&client, 1).ticket().with_grant(GrantId([7; 16]), 4 * PATIENCE);
+        let put = put(&ticket, 1);
+        let ((to, from), began) = (channel(), Instant::now());
+        host.service().answer(Request::Put(put), began - PATIENCE, &|response| drop(to.send(response)));
+        assert!(matches!(from.recv().unwrap(), Response::Failed(..)));
+        assert!(began.elapsed() < PATIENCE / 2, "it took {:?} more", began.elapsed());
+    }
+
+    #[test]
+    fn what_has_come_of_a_put_that_fails_is_written_to_the_log_too() {
+        let folder = std::env::temp_dir().join(format!("kvik-store-half-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&folder));
+        let log = Some((folder.clone(), LogOptions::new(8 << 20)));
+        let host = opened(&StoreOptions { log, ..StoreOptions::default() });
+        // It has one page for three blocks: the first one comes alone, and the others do not.
+        let client = Engine::start(Config::default()).unwrap();
+        let grant = granted(&client, 1);
+        let put = Request::Put(put(grant.ticket(), 3));
+        let failed = ask(&host, put, true, &Arc::default()).recv_timeout(PATIENCE).unwrap();
+        assert!(matches!(failed, Response::Failed(..)), "{failed:?}");
+        let counts = || host.service().store().counts();
+        assert_eq!(counts().blocks, 1);
+        let until = Instant::now() + PATIENCE;
+        while counts().written == 0 {
+            assert!(Instant::now() < until, "{:?}", counts());
+            std::thread::yield_now();
+        }
+        drop(host);
+        drop(std::fs::remove_dir_all(&folder));
     }
 
     #[test]

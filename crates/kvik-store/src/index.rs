@@ -77,6 +77,28 @@ pub(crate) struct Node {
 }
 
 impl Node {
+    /// That of no block.
+    const VACANT: Node = Node {
+        key: BlockKey([0; 32]),
+        sum: 0,
+        place: 0,
+        object: 0,
+        slot: 0,
+        slab: NO_SLAB,
+        namespace: 0,
+        pins: 0,
+        kept_until: 0,
+        used_at: 0,
+        life: Life::Free,
+        used: false,
+        listed: false,
+        failed: false,
+        parent: NONE,
+        child: NONE,
+        next: NONE,
+        prev: NONE,
+    };
+
     /// Where it lies in a tier below memory; 0 where it does not.
     pub fn place_mut(&mut self, tier: Where) -> &mut u64 {
         if tier == Where::Object { &mut self.object } else { &mut self.place }
@@ -165,26 +187,8 @@ impl Index {
         if next != NONE {
             self.node_mut(next).prev = id;
         }
-        *self.node_mut(id) = Node {
-            key,
-            sum: 0,
-            place: 0,
-            object: 0,
-            slot: 0,
-            slab: NO_SLAB,
-            namespace,
-            pins: 0,
-            kept_until: 0,
-            used_at: 0,
-            life,
-            used: false,
-            listed: false,
-            failed: false,
-            parent: parent.unwrap_or(NONE),
-            child: NONE,
-            next,
-            prev: NONE,
-        };
+        *self.node_mut(id) =
+            Node { key, namespace, life, parent: parent.unwrap_or(NONE), next, ..Node::VACANT };
         let Index { keys, nodes, .. } = self;
         let rehash = |id: &Id| hash(&nodes[*id as usize / GROWTH][*id as usize % GROWTH].key);
         keys.insert_unique(hash(&key), id, rehash);
@@ -199,27 +203,7 @@ impl Index {
     fn number(&mut self) -> Id {
         if self.free == NONE {
             let first = (self.nodes.len() * GROWTH) as Id;
-            let vacant = Node {
-                key: BlockKey([0; 32]),
-                sum: 0,
-                place: 0,
-                object: 0,
-                slot: 0,
-                slab: NO_SLAB,
-                namespace: 0,
-                pins: 0,
-                kept_until: 0,
-                used_at: 0,
-                life: Life::Free,
-                used: false,
-                listed: false,
-                failed: false,
-                parent: NONE,
-                child: NONE,
-                next: NONE,
-                prev: NONE,
-            };
-            let mut more = vec![vacant; GROWTH];
+            let mut more = vec![Node::VACANT; GROWTH];
             for (at, node) in more.iter_mut().enumerate().take(GROWTH - 1) {
                 node.next = first + at as Id + 1;
             }
@@ -234,6 +218,15 @@ impl Index {
     /// The block before one.
     pub fn parent(&self, id: Id) -> Option<Id> {
         Some(self.node(id).parent).filter(|parent| *parent != NONE)
+    }
+
+    /// All that come before the block with this key, from the first one of its prompt on.
+    pub fn before(&self, namespace: u16, key: Option<&BlockKey>) -> Vec<BlockKey> {
+        let id = key.and_then(|key| self.find(namespace, key));
+        let before = std::iter::successors(id, |id| self.parent(*id)).skip(1);
+        let mut keys: Vec<BlockKey> = before.map(|id| self.node(id).key).collect();
+        keys.reverse();
+        keys
     }
 
     /// Whether blocks come after it.

@@ -262,7 +262,7 @@ impl Answers {
 
     fn told(&self, error: Error) -> Error {
         match &self.from {
-            Source::Remote(_, remote) => remote.failed(error),
+            Source::Remote(expected, remote) => remote.failed(expected.start, error),
             Source::Embedded(_) => error,
         }
     }

@@ -17,7 +17,7 @@ use crate::no_thread;
 use crate::opened::Opened;
 use crate::sync::lock;
 use crate::wire::{DEADLINE, REQUESTS, RESPONSES, Request, Response};
-use kvik_core::{Code, EngineId, Error, Result};
+use kvik_core::{Code, EngineId, Error, Incarnation, Result};
 use kvik_engine::{Engine, Inbox, Message, To, Who};
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::HashMap;
@@ -33,8 +33,11 @@ const MOMENT: Duration = Duration::from_millis(10);
 /// The times between two tries: the first, and the longest.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
+/// One start of a store: another one may have the same engine id.
+type Start = (EngineId, Incarnation);
+
 enum Health {
-    Up(EngineId),
+    Up(Start),
     Down(Error),
     Closed,
 }
@@ -56,7 +59,6 @@ pub(crate) struct Remote {
 
 /// A store is asked whether it answers, and is down where it has not by then.
 struct Doubt {
-    peer: EngineId,
     asked: Expected,
     until: Instant,
 }
@@ -108,8 +110,8 @@ impl Remote {
     /// # Errors
     /// `StoreUnavailable` where it is down, or is found to be so now.
     pub fn ask(&self, request: &Request, deadline: Duration) -> Result<Expected> {
-        let peer = self.peer()?;
-        self.send(peer, request, deadline).map_err(|error| self.failed(error))
+        let start = self.start()?;
+        self.send(start, request, deadline).map_err(|error| self.failed(start, error))
     }
 
     /// The store's engine.
@@ -117,9 +119,13 @@ impl Remote {
     /// # Errors
     /// `StoreUnavailable` where it is down.
     pub fn peer(&self) -> Result<EngineId> {
+        self.start().map(|(peer, _)| peer)
+    }
+
+    fn start(&self) -> Result<Start> {
         self.settle();
         match &*lock(&self.health) {
-            Health::Up(peer) => Ok(*peer),
+            Health::Up(start) => Ok(*start),
             Health::Down(error) => Err(self.unavailable(error)),
             Health::Closed => Err(Error::new(Code::EngineClosed, "the store's client was closed")),
         }
@@ -138,11 +144,11 @@ impl Remote {
         &self.opened
     }
 
-    fn send(&self, peer: EngineId, request: &Request, deadline: Duration) -> Result<Expected> {
-        let expected = AnswersOf::expect(&self.answers, peer);
+    fn send(&self, start: Start, request: &Request, deadline: Duration) -> Result<Expected> {
+        let expected = AnswersOf::expect(&self.answers, start);
         let message = request.encode(expected.number);
         // Without a connection it is down: to wait for one is the thread's part, and not of who asks.
-        self.engine.notify_on(REQUESTS, To::Connected(peer), &message, Some(deadline)).map(|_| expected)
+        self.engine.notify_on(REQUESTS, To::Connected(start.0), &message, Some(deadline)).map(|_| expected)
     }
 
     fn unavailable(&self, error: &Error) -> Error {
@@ -153,9 +159,9 @@ impl Remote {
         Error::new(Code::StoreUnavailable, text)
     }
 
-    /// A request was not answered. Where that tells of the store's health it is down from now on, and the error is
-    /// that for whoever asked.
-    pub fn failed(&self, error: Error) -> Error {
+    /// A request was not answered by this start. Where that tells of the store's health it is down from now on, unless another
+    /// start is up by now, and the error is that for whoever asked.
+    pub fn failed(&self, start: Start, error: Error) -> Error {
         let of_health = [
             Code::DeadlineExceeded,
             Code::PeerLost,
@@ -166,31 +172,31 @@ impl Remote {
         if !of_health.contains(&error.code) {
             return error;
         }
-        self.down(&error, |_| true);
+        self.down(&error, start);
         self.unavailable(&error)
     }
 
     /// A request was not answered in a part of its time. Whoever looks at the store's health later finds out by another one
     /// whether it answers.
     pub fn doubt(&self) {
-        let Ok(peer) = self.peer() else { return };
+        let Ok(start) = self.start() else { return };
         let mut doubt = lock(&self.doubt);
         if doubt.is_none()
-            && let Ok(asked) = self.send(peer, &Request::Stat, MOMENT)
+            && let Ok(asked) = self.send(start, &Request::Stat, MOMENT)
         {
-            *doubt = Some(Doubt { peer, asked, until: Instant::now() + DEADLINE });
+            *doubt = Some(Doubt { asked, until: Instant::now() + DEADLINE });
         }
     }
 
     /// Finds out what has come of a doubt.
     fn settle(&self) {
         let mut doubt = lock(&self.doubt);
-        let Some(Doubt { peer, asked, until }) = &*doubt else { return };
+        let Some(Doubt { asked, until }) = &*doubt else { return };
         match asked.from.try_recv() {
             Err(TryRecvError::Empty) if Instant::now() < *until => return,
             Err(TryRecvError::Empty) => {
                 let error = Error::new(Code::DeadlineExceeded, "the store does not answer in its time");
-                self.down(&error, |up| up == *peer);
+                self.down(&error, asked.start);
             }
             // It has answered, or everybody has heard that it is lost.
             _ => {}
@@ -202,18 +208,22 @@ impl Remote {
     /// session, and then tells of the store's health, too: so it is asked.
     pub fn unless_it_answers(&self, error: Error, left: Duration) -> Error {
         let time = left.clamp(Duration::from_millis(1), PATIENCE);
-        let asked = self.peer().and_then(|peer| self.send(peer, &Request::Stat, time));
-        match asked.map(|answers| answers.from.recv_timeout(time)) {
-            Err(gone) => self.failed(gone),
-            Ok(Err(RecvTimeoutError::Disconnected)) => self.failed(Error::new(Code::PeerLost, error.text)),
-            Ok(_) => error,
+        let asked = match self.ask(&Request::Stat, time) {
+            Ok(asked) => asked,
+            Err(gone) => return gone,
+        };
+        match asked.from.recv_timeout(time) {
+            Err(RecvTimeoutError::Disconnected) => {
+                self.failed(asked.start, Error::new(Code::PeerLost, error.text))
+            }
+            _ => error,
         }
     }
 
-    /// It is down from now on, where this is so of the engine that it was up with.
-    fn down(&self, error: &Error, so: impl Fn(EngineId) -> bool) {
+    /// It is down from now on, where it was up by this start.
+    fn down(&self, error: &Error, start: Start) {
         let mut health = lock(&self.health);
-        if matches!(&*health, Health::Up(peer) if so(*peer)) {
+        if matches!(&*health, Health::Up(up) if *up == start) {
             log::warn!("the store at {} is not available: {error}", self.address);
             *health = Health::Down(error.clone());
             self.changed.notify_all();
@@ -225,7 +235,7 @@ impl Remote {
         let until = Instant::now() + deadline;
         let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let who = self.engine.meet(self.address.as_str(), Some(deadline))?;
-        let peer = who.engine;
+        let start = (who.engine, who.incarnation);
         self.answers.inbox.follow(&who)?;
         let mut said = Vec::new();
         loop {
@@ -234,7 +244,7 @@ impl Remote {
             let is_store = !said.is_empty();
             let more = self.opened.next(&said, || {
                 if is_store {
-                    self.up(peer);
+                    self.up(start);
                 }
             });
             let request = match more {
@@ -242,7 +252,7 @@ impl Remote {
                 None if is_store => return Ok(()),
                 None => Request::Stat,
             };
-            let answers = self.send(peer, &request, left())?;
+            let answers = self.send(start, &request, left())?;
             said.push(request);
             match answers.from.recv_timeout(left()).map(Answer::take) {
                 Ok(Response::Failed(code, text)) => {
@@ -260,10 +270,10 @@ impl Remote {
         }
     }
 
-    fn up(&self, peer: EngineId) {
+    fn up(&self, start: Start) {
         let mut health = lock(&self.health);
         if !matches!(&*health, Health::Closed) {
-            *health = Health::Up(peer);
+            *health = Health::Up(start);
         }
         self.tried.store(true, Ordering::Relaxed);
         self.changed.notify_all();
@@ -347,6 +357,8 @@ struct AnswersOf {
 /// The answers to a request, as they come. Dropped, nobody waits for them any more.
 pub(crate) struct Expected {
     pub from: Receiver<Answer>,
+    /// Whose they are.
+    pub start: Start,
     number: u64,
     answers: Arc<AnswersOf>,
 }
@@ -365,7 +377,8 @@ struct Takes {
 
 /// Who waits for the answers to a request.
 struct Waiting {
-    peer: EngineId,
+    /// Whose they are.
+    start: Start,
     to: Sender<Answer>,
     /// How many may still come: that bounds what is held of a client that does not read.
     left: usize,
@@ -401,15 +414,15 @@ impl AnswersOf {
         Ok(answers)
     }
 
-    fn expect(answers: &Arc<AnswersOf>, peer: EngineId) -> Expected {
+    fn expect(answers: &Arc<AnswersOf>, start: Start) -> Expected {
         let (to, from) = channel();
         let number = answers.number.fetch_add(1, Ordering::Relaxed);
-        lock(&answers.takes.waiting).insert(number, Waiting { peer, to, left: ANSWERS });
-        Expected { from, number, answers: answers.clone() }
+        lock(&answers.takes.waiting).insert(number, Waiting { start, to, left: ANSWERS });
+        Expected { from, start, number, answers: answers.clone() }
     }
 
     /// Nobody answers any more: the store is down, and who waits hears it at once.
-    fn lost(&self, peer: EngineId, error: &Error) {
+    fn lost(&self, start: Start, error: &Error) {
         let stores: Vec<Arc<Remote>> = {
             let mut stores = lock(&self.stores);
             stores.retain(|store| store.strong_count() > 0);
@@ -417,8 +430,8 @@ impl AnswersOf {
         };
         // An engine that closes loses all of its peers, which is no news of them.
         let open = stores.iter().filter(|store| !store.engine.is_closed());
-        open.for_each(|store| store.down(error, |up| up == peer));
-        lock(&self.takes.waiting).retain(|_, waiting| waiting.peer != peer);
+        open.for_each(|store| store.down(error, start));
+        lock(&self.takes.waiting).retain(|_, waiting| waiting.start != start);
     }
 }
 
@@ -433,10 +446,11 @@ impl Takes {
 
     fn take(&self, who: &Who, number: u64, response: Response) {
         let last = response.is_last();
-        let answer = Answer::new(response, &self.engine, (who.engine, who.incarnation));
+        let start = (who.engine, who.incarnation);
+        let answer = Answer::new(response, &self.engine, start);
         let mut waiting = lock(&self.waiting);
         // Where nobody waits any more, what it lends is given back with it, when the lock is free.
-        let Some(one) = waiting.get_mut(&number).filter(|one| one.peer == who.engine) else { return };
+        let Some(one) = waiting.get_mut(&number).filter(|one| one.start == start) else { return };
         one.left -= 1;
         let over = last || one.left == 0;
         let unread = one.to.send(answer);
@@ -460,7 +474,7 @@ fn hear(inbox: &Inbox, answers: &Weak<AnswersOf>) {
     while let Ok(message) = inbox.next(crate::NOTHING_ELSE) {
         let Some(answers) = answers.upgrade() else { return };
         if let Some(Message::PeerLost(who, error)) = message {
-            answers.lost(who.engine, &error);
+            answers.lost((who.engine, who.incarnation), &error);
         }
     }
 }
@@ -469,6 +483,7 @@ fn hear(inbox: &Inbox, answers: &Weak<AnswersOf>) {
 mod tests {
     use super::*;
     use crate::wire::Lending;
+    use crate::{Server, StoreOptions};
     use kvik_engine::Config;
 
     #[test]
@@ -484,11 +499,39 @@ mod tests {
     }
 
     #[test]
+    fn what_one_start_did_not_answer_says_nothing_of_the_next_one() {
+        const LIMIT: Duration = Duration::from_secs(20);
+        let here = Engine::start(Config::default()).unwrap();
+        let start = |listen| {
+            let engine = Engine::start(Config { listen, ..Config::default() }).unwrap();
+            (Server::start(&engine, &StoreOptions::default()).unwrap(), engine)
+        };
+        let (server, first) = start(Config::default().listen);
+        let (listen, address) = (first.listening().to_vec(), first.addresses()[0].to_string());
+        // No thread meets it, so it stays as it is found.
+        let remote = Remote::new(&here, &address, &Opened::default()).unwrap();
+        remote.meet(LIMIT).unwrap();
+        let asked = remote.ask(&Request::Stat, LIMIT).unwrap();
+        drop(server);
+        first.close(LIMIT).unwrap();
+        let _next = start(listen);
+        let until = Instant::now() + LIMIT;
+        while let Err(error) = remote.meet(PATIENCE) {
+            assert!(Instant::now() < until, "{error}");
+        }
+        assert_eq!(remote.peer().unwrap(), asked.start.0, "they have one id");
+        // Whoever has asked the first one looks for its answer only now.
+        let told = remote.failed(asked.start, Error::new(Code::PeerLost, "it was lost"));
+        assert!(told.code == Code::StoreUnavailable && remote.is_up());
+    }
+
+    #[test]
     fn who_gives_up_leaves_nothing_behind() {
         let engine = Engine::start(Config::default()).unwrap();
         let (answers, peer) = (AnswersOf::engine(&engine).unwrap(), EngineId([7; 16]));
         let who = Who { engine: peer, incarnation: engine.incarnation(), name: String::new() };
-        let (first, other) = (AnswersOf::expect(&answers, peer), AnswersOf::expect(&answers, peer));
+        let start = (peer, engine.incarnation());
+        let (first, other) = (AnswersOf::expect(&answers, start), AnswersOf::expect(&answers, start));
         answers.takes.take(&who, first.number, Response::Lent(Lending { more: true, ..Lending::default() }));
         assert!(matches!(first.from.try_recv().map(Answer::take), Ok(Response::Lent(_))));
         drop(first);

@@ -231,22 +231,28 @@ impl Service {
         let known = self.known(&put.namespace)?;
         let namespace = known.number();
         let time = longest(put.deadline);
-        let until = answered_by(time);
+        let until = came + answered_within(time);
         let durable = put.ack == Ack::Durable;
         let awaited = Awaited::new(until);
         if durable && self.store.below().is_none() {
             self.store.make_durable(namespace, &[], &awaited)?;
         }
-        let reserved = self.store.reserve(namespace, put.parent, &put.keys)?;
+        let reserved = self.store.reserve(namespace, put.parent, &put.keys, durable)?;
         if put.ack == Ack::Accepted {
             reply(Response::Accepted);
         }
         // The first blocks are on their way to the disk while the next ones come.
-        let stored = reserved.pull(&put.ticket, time, |blocks| {
+        let pulled = reserved.pull(&put.ticket, until, |blocks| {
             if durable {
                 self.store.write_now(&awaited, blocks);
             }
-        })?;
+        });
+        // Also what has come before the rest has failed.
+        if !durable {
+            self.store.write_soon(namespace, &put.keys);
+        }
+        self.write_far_soon(namespace, &put.keys);
+        let stored = pulled?;
         // The client's pages are its own again with the end of its grant, which need not be waited for here.
         let options = TransferOptions { deadline: Some(time), ..TransferOptions::default() };
         if let Err(error) = self.store.engine().release(&put.ticket, options) {
@@ -256,11 +262,8 @@ impl Service {
             if stored.stored > 0 {
                 self.store.latencies().put[Where::Memory as usize].add(came.elapsed());
             }
-            self.store.write_soon(namespace, &put.keys);
-            self.write_far_soon(namespace, &put.keys);
             return Ok(Response::Stored(stored));
         }
-        self.write_far_soon(namespace, &put.keys);
         let durable = self.store.make_durable(namespace, &put.keys, &awaited)? as u64;
         // What is not on the disk was not taken, as far as who asks for that is concerned.
         let refused = put.keys.len() as u64 - durable;

@@ -516,8 +516,16 @@ impl State {
         admits
     }
 
-    /// All blocks of a slab that may go do so, for blocks of another shape.
+    /// All blocks of a slab that may go do so, for blocks of another shape; none where one is read, on its way, or to stay:
+    /// the others would go for nothing.
     fn empty(&mut self, slab: u16) {
+        let stays = |id: Id| {
+            let node = self.index.node(id);
+            node.life != Life::Resident || node.pins > 0 || node.kept_until > 0
+        };
+        if self.slabs.owners(slab).into_iter().any(stays) {
+            return;
+        }
         // Those that come after others may be behind them here: a few passes take out whole families.
         for _ in 0..TRIES {
             let owners = self.slabs.owners(slab);

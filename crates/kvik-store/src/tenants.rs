@@ -309,12 +309,6 @@ impl Tenants {
     pub fn series_names(&self) -> &[String] {
         &self.series_names
     }
-
-    /// The number of a tenant with this name.
-    #[cfg(test)]
-    pub fn named(&self, name: &str) -> Option<u16> {
-        self.by_name.get(name).copied()
-    }
 }
 
 impl Namespace {
@@ -365,9 +359,9 @@ mod tests {
         assert_eq!((open(&mut tenants, 1, "a"), open(&mut tenants, 2, "known")), ((1, 2), (0, 1)));
         assert_eq!(open(&mut tenants, 3, "a"), (1, 2));
         tenants.forget(&[NamespaceId([1; 32]), NamespaceId([2; 32])], |_| true);
-        assert_eq!((tenants.named("a"), tenants.named("known")), (Some(1), Some(0)));
+        assert_eq!((tenants.by_name.get("a"), tenants.by_name.get("known")), (Some(&1), Some(&0)));
         tenants.forget(&[NamespaceId([3; 32])], |_| true);
-        assert_eq!(tenants.named("a"), None);
+        assert_eq!(tenants.by_name.get("a"), None);
         assert_eq!((open(&mut tenants, 4, "b"), open(&mut tenants, 5, "a")), ((1, 3), (2, 2)));
         assert_eq!(tenants.series_names(), ["other", "known", "a", "b"]);
     }

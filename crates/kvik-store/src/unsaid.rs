@@ -5,7 +5,8 @@
 //!   it. So who removes it again is told the truth of it, though nobody knows it any more. A block goes from here before
 //!   that where it is put again, since what the tier has of it is then wanted.
 //! - While the removal of a block is being said, the block is not taken: the removal could come behind it, and void it with
-//!   a restart. While a block is being brought, no removal of it begins to be said: for the same reason.
+//!   a restart. While a block is being brought, no removal of it begins to be said: for the same reason. Nor while it is
+//!   being written, whatever became of it: the write could come behind the removal, and the block be back with a restart.
 //! - A namespace that was removed is taken up in memory at once. But none of its blocks is written to a tier while that has
 //!   its removal here: whoever is to write one says the removal first (`Store::before_writing`).
 //! - No namespace is forgotten that is here: who removes it again must find it.
@@ -68,7 +69,12 @@ pub(crate) struct Unsaid {
     next: u64,
     /// Some were given up: the tier may have what was removed, whatever is said to it.
     given_up: bool,
+    /// Blocks that are being written.
+    writing: Vec<Block>,
 }
+
+/// A block, and its namespace.
+pub(crate) type Block = (BlockKey, NamespaceId);
 
 struct Removal {
     what: Removed,
@@ -118,26 +124,41 @@ impl Unsaid {
         self.removals.first_key_value().is_none_or(|(first, _)| *first >= until)
     }
 
+    /// A block begins to be written, of whose namespace nothing is left to be said.
+    pub fn write(&mut self, block: Block) {
+        self.writing.push(block);
+    }
+
+    /// A write has ended; whether removals may have waited for that.
+    pub fn written(&mut self, block: &Block) -> bool {
+        if let Some(at) = self.writing.iter().position(|other| other == block) {
+            self.writing.swap_remove(at);
+        }
+        !self.removals.is_empty()
+    }
+
     /// Whether there are some of those that were decided before this one that may begin to be said.
     pub fn may_begin(&self, until: u64, index: &Index) -> bool {
         let mut waiting = self.removals.range(..until).map(|(_, removal)| removal);
-        waiting.any(|removal| may_be_said(index, removal))
+        waiting.any(|removal| may_be_said(index, &self.writing, removal))
     }
 
     /// Begins to say some of them.
     pub fn begin(&mut self, until: u64, index: &Index) -> Vec<Removed> {
-        let waiting = self.removals.range_mut(..until).map(|(_, removal)| removal);
+        let Unsaid { removals, writing, .. } = self;
+        let waiting = removals.range_mut(..until).map(|(_, removal)| removal);
         let begin = |removal: &mut Removal| {
             removal.saying = true;
             removal.what
         };
-        waiting.filter(|removal| may_be_said(index, removal)).take(AT_ONCE).map(begin).collect()
+        waiting.filter(|removal| may_be_said(index, writing, removal)).take(AT_ONCE).map(begin).collect()
     }
 
     /// The same of one; whether it did.
     pub fn begin_one(&mut self, what: &Removed, index: &Index) -> bool {
-        let removal = self.numbers.get(what).and_then(|number| self.removals.get_mut(number));
-        let removal = removal.filter(|removal| may_be_said(index, removal));
+        let Unsaid { numbers, removals, writing, .. } = self;
+        let removal = numbers.get(what).and_then(|number| removals.get_mut(number));
+        let removal = removal.filter(|removal| may_be_said(index, writing, removal));
         removal.is_some_and(|removal| !std::mem::replace(&mut removal.saying, true))
     }
 
@@ -164,11 +185,14 @@ impl Unsaid {
     }
 }
 
-/// Nobody says it, and no put is bringing the block.
-fn may_be_said(index: &Index, removal: &Removal) -> bool {
+/// Nobody says it, and no put is bringing the block, nor a thread writing it.
+fn may_be_said(index: &Index, writing: &[Block], removal: &Removal) -> bool {
     let is_coming = match &removal.what {
-        Removed::Block(key) => index.find_any(key).is_some_and(|id| index.node(id).life == Life::Filling),
-        Removed::Namespace(_) => false,
+        Removed::Block(key) => {
+            let brought = index.find_any(key).is_some_and(|id| index.node(id).life == Life::Filling);
+            brought || writing.iter().any(|(other, _)| other == key)
+        }
+        Removed::Namespace(id) => writing.iter().any(|(_, other)| other == id),
     };
     !removal.saying && !is_coming
 }

@@ -204,8 +204,9 @@ impl Store {
         below.writers.offer(awaited.clone());
     }
 
-    /// Has blocks on the disk before this returns; how many of them are, from the first one on. Some of them may be on
-    /// their way there by [`Store::write_now`] already.
+    /// Has blocks on the disk before this returns, with all that come before them in their prompt, without which no restart
+    /// finds them; how many of them are, from the first one on. Some of them may be on their way there by
+    /// [`Store::write_now`] already.
     ///
     /// # Errors
     /// `InvalidArgument` for a store without a log; `DeadlineExceeded`; what the tier says.
@@ -216,6 +217,8 @@ impl Store {
         };
         let log = below.log.name();
         awaited.wait(&log)?;
+        let before = self.state().index.before(namespace, keys.first());
+        let keys = &[&before[..], keys].concat()[..];
         let unwritten: Vec<_> = {
             let state = self.state();
             let here = |key: &BlockKey| Some((state.index.find(namespace, key)?, *key));
@@ -235,7 +238,7 @@ impl Store {
         if synced.is_err() {
             self.forget_failed(namespace, keys, &below.log);
         }
-        synced.map(|()| places.len())
+        synced.map(|()| places.len().saturating_sub(before.len()))
     }
 
     /// Blocks whose segment the disk has failed to keep are not there: they are written again when they are put again.
@@ -261,7 +264,7 @@ impl Store {
     /// Writes a block to a tier below, if that does not have it yet: where it is there.
     pub fn write(&self, id: Id, key: &BlockKey, to: Where, within: Duration) -> Result<Option<Place>> {
         let Some(tier) = self.tier(to) else { return Ok(None) };
-        let (source, entry, sum) = {
+        let (source, entry, meaning, sum) = {
             let Some(mut state) = self.before_writing((id, key), to, Instant::now() + within)? else {
                 return Ok(None);
             };
@@ -270,22 +273,23 @@ impl Store {
                 return Ok(Some(place));
             }
             let Some(source) = Source::of(&mut state, id, &node)? else { return Ok(None) };
-            let known = state.tenants.namespace(node.namespace).clone();
-            let meaning = Meaning::encode(&known, &state.tenants.tenant(node.namespace).name);
-            let identity = state.tenants.identity(&state.index, id);
-            drop(state);
-            let Identity { parent, namespace, shape, .. } = identity;
+            let known = state.tenants.namespace(node.namespace);
+            let meaning = Meaning::encode(known, &state.tenants.tenant(node.namespace).name);
+            let Identity { parent, namespace, shape, .. } = state.tenants.identity(&state.index, id);
             let entry = Entry { key: *key, parent, namespace, shape, sums: Box::default() };
-            if let Err(error) = tier.declare(known.id, &meaning) {
-                source.let_go(self, id);
-                return Err(error);
-            }
-            (source, entry, node.sum)
+            state.unsaid.of(to).write((*key, namespace));
+            (source, entry, meaning, node.sum)
         };
-        let written = source.summed(self, entry, sum).and_then(|found| match found {
+        let block = (*key, entry.namespace);
+        let declared = tier.declare(entry.namespace, &meaning);
+        let found = declared.and_then(|()| source.summed(self, entry, sum));
+        let written = found.and_then(|found| match found {
             Some((entry, memory, offset)) => tier.store(&entry, &memory, offset, within).map(Some),
             None => Ok(None),
         });
+        if self.state().unsaid.of(to).written(&block) {
+            self.note_change();
+        }
         source.note_end(self, (id, key), to, written)
     }
 }
@@ -453,6 +457,31 @@ pub(crate) mod tests {
         meanwhile(log);
         let written = log.store(&entry, &memory, offset, PATIENCE).map(Some);
         source.note_end(store, (id, &KEY), Where::Log, written)
+    }
+
+    #[test]
+    fn a_block_is_durable_with_all_that_come_before_it() {
+        let folder = std::env::temp_dir().join(format!("kvik-store-before-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&folder));
+        let (store, child) = (open(&folder), BlockKey([3; 32]));
+        // It was put by somebody who does not wait for the disk.
+        let parent = put(&store);
+        let reserved = store.state().reserve(0, Some(parent), child, |_| false);
+        let Ok(Reserved::New(filling)) = reserved else { panic!("no room") };
+        fill(&store, filling);
+        let awaited = Awaited::new(Instant::now() + PATIENCE);
+        std::thread::scope(|scope| {
+            let durable = scope.spawn(|| store.make_durable(0, &[child], &awaited));
+            let writers = &store.below().unwrap().writers;
+            writers.close();
+            while !durable.is_finished() {
+                writers.serve(&store);
+            }
+            assert_eq!(durable.join().unwrap().unwrap(), 1);
+        });
+        drop(store);
+        assert_eq!(open(&folder).contains(0, &[KEY, child]).unwrap(), [true; 2]);
+        drop(std::fs::remove_dir_all(&folder));
     }
 
     #[test]

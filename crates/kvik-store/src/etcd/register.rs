@@ -64,6 +64,8 @@ struct Leases {
     now: Option<u64>,
     /// The one that has ended, or may have.
     before: Option<u64>,
+    /// The key was put by one of them.
+    entered: bool,
 }
 
 fn keep(gateway: &mut Gateway, address: &str, end: &Following) {
@@ -94,31 +96,39 @@ fn keep(gateway: &mut Gateway, address: &str, end: &Following) {
 
 /// Keeps the lease, or takes a new one where it has ended, and has the key hang on it; whether the key was put.
 fn kept(gateway: &mut Gateway, address: &str, leases: &mut Leases) -> Result<bool> {
-    let nobodys = json!([{ "target": "VERSION", "result": "EQUAL", "version": "0" }]);
-    if let Some(id) = leases.now.take() {
-        let lives = |answer: Value| number(&answer["result"]["TTL"]).is_some_and(|seconds| seconds > 0);
-        if gateway.ask("lease/keepalive", &json!({ "ID": id.to_string() })).is_ok_and(lives) {
-            leases.now = Some(id);
-            // Somebody has deleted it, or it went with a server that had taken the name.
-            return entered(gateway, address, id, &[nobodys]);
-        }
+    let lives = |answer: Value| number(&answer["result"]["TTL"]).is_some_and(|seconds| seconds > 0);
+    if let Some(id) = leases.now
+        && !gateway.ask("lease/keepalive", &json!({ "ID": id.to_string() })).is_ok_and(lives)
+    {
         // It has ended, or cannot be asked for: the key goes with the next one from now on.
-        leases.before = Some(id);
+        (leases.now, leases.before) = (None, Some(id));
     }
+    let id = leases.now.map_or_else(|| granted(gateway), Ok)?;
+    // Whatever becomes of what is asked next: it may have put the key, and that only its answer does not come.
+    leases.now = Some(id);
+    let nobodys = json!([{ "target": "VERSION", "result": "EQUAL", "version": "0" }]);
+    let own = |lease: u64| json!([{ "target": "LEASE", "result": "EQUAL", "lease": lease.to_string() }]);
+    let conditions: Vec<Value> = match leases.entered {
+        // Somebody has deleted it, or it went with a server that had taken the name. What another server with this name has
+        // got meanwhile stays its own: it would go with this one's end.
+        true => [nobodys].into_iter().chain(leases.before.map(own)).collect(),
+        // One that starts comes after one that was killed, whose key is there for some seconds.
+        false => vec![json!([])],
+    };
+    let put = entered(gateway, address, id, &conditions)?;
+    // Nothing hangs on the one before any more.
+    leases.before = None;
+    leases.entered |= put;
+    Ok(put)
+}
+
+/// A new lease.
+fn granted(gateway: &mut Gateway) -> Result<u64> {
     let answer = gateway.ask("lease/grant", &json!({ "TTL": LEASE.as_secs().to_string() }))?;
-    let id = number(&answer["ID"]).ok_or_else(|| {
+    number(&answer["ID"]).ok_or_else(|| {
         let said: String = answer.to_string().chars().take(200).collect();
         Error::new(Code::ProtocolError, format!("{} gives no lease: {said}", gateway.etcd()))
-    })?;
-    let own = |lease: u64| json!([{ "target": "LEASE", "result": "EQUAL", "lease": lease.to_string() }]);
-    let put = match leases.before {
-        // What another server with this name has got meanwhile stays its own: it would go with this one's end.
-        Some(before) => entered(gateway, address, id, &[nobodys, own(before)])?,
-        // One that starts comes after one that was killed, whose key is there for some seconds.
-        None => entered(gateway, address, id, &[json!([])])?,
-    };
-    leases.now = Some(id);
-    Ok(put)
+    })
 }
 
 /// Puts the key by a lease where one of these conditions holds; whether it did.
@@ -134,4 +144,59 @@ fn entered(gateway: &mut Gateway, address: &str, lease: u64, conditions: &[Value
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+    use std::net::TcpListener;
+
+    /// An etcd that gives these answers, one a connection, and none to those that are empty; what it was asked.
+    fn answering(answers: &'static [&'static str]) -> (Gateway, std::thread::JoinHandle<Vec<String>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let etcd = Etcd::parse(&format!("http://{}/kvik", listener.local_addr().unwrap())).unwrap();
+        let one = move |said: &&str| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let mut request = String::new();
+            // Its body is an object.
+            while !request.ends_with('}') {
+                let mut piece = [0; 4096];
+                let count = stream.read(&mut piece).unwrap();
+                assert!(count > 0, "{request}");
+                request += std::str::from_utf8(&piece[..count]).unwrap();
+            }
+            let length = said.len();
+            let head = format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n");
+            if length > 0 {
+                stream.write_all((head + said).as_bytes()).unwrap();
+            }
+            request
+        };
+        let asked = std::thread::spawn(move || answers.iter().map(one).collect());
+        (Gateway::open(&etcd).unwrap(), asked)
+    }
+
+    #[test]
+    fn a_lease_that_may_have_the_key_is_kept() {
+        let (mut gateway, asked) = answering(&[
+            r#"{"ID":"7"}"#,
+            r#"{"succeeded":true}"#,
+            // The first lease has ended. The key is put by the next one, and nobody hears of it.
+            r#"{"result":{}}"#,
+            r#"{"ID":"8"}"#,
+            "",
+            r#"{"result":{"TTL":"10"}}"#,
+            "{}",
+            "{}",
+        ]);
+        let mut leases = Leases::default();
+        let mut next = || kept(&mut gateway, "a:1", &mut leases);
+        assert!(next().unwrap() && next().is_err() && !next().unwrap());
+        let asked = asked.join().unwrap();
+        assert!(asked[5].contains("/v3/lease/keepalive") && asked[5].ends_with(r#"{"ID":"8"}"#), "{asked:?}");
+        assert_eq!(leases.now, Some(8));
+        // It is not there by its first lease, as it would be where nothing was put.
+        assert!(asked[7].contains(r#""lease":"7","result":"EQUAL""#), "{asked:?}");
+    }
 }

@@ -199,16 +199,18 @@ impl Shared {
                     count(&self.counters.sent, batch.bytes.len() as u64);
                     return Ok(());
                 }
-                // An earlier attempt whose answer was lost, or another server: the latter is found by what it wrote.
+                // An earlier attempt whose answer was lost, or another server. One that was killed, or has lost the prefix,
+                // may have sent what comes only now: nobody who is to be served here knows a place in it.
                 Ok(Err(object_store::Error::AlreadyExists { .. })) => {
-                    return match read_end(self, batch.number, batch.bytes.len() as u64).await {
-                        Ok(batch::Read::Contents(Contents { seed, .. })) if seed == batch.seed => Ok(()),
-                        Ok(_) => {
-                            self.lose_prefix();
-                            Err(Error::new(Code::StorageFailed, "another server has written under this name"))
-                        }
-                        Err(error) => Err(error),
-                    };
+                    if self.is_stored(batch).await? {
+                        return Ok(());
+                    }
+                    if !self.is_still_ours().await? {
+                        self.lose_prefix();
+                        let text = "another server has written under this name";
+                        return Err(Error::new(Code::StorageFailed, text));
+                    }
+                    mode = PutMode::Overwrite;
                 }
                 Ok(Err(
                     object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. },
@@ -217,6 +219,21 @@ impl Shared {
                 Err(late) => return Err(self.failed("writing an object", &late)),
             }
         }
+    }
+
+    /// Whether what is stored under a batch's name is that batch.
+    async fn is_stored(&self, batch: &Finished) -> Result<bool> {
+        let (path, size) = (self.path(batch.number), batch.bytes.len() as u64);
+        count(&self.counters.gets, 1);
+        let there = match tokio::time::timeout(LIMIT, self.store.head(&path)).await {
+            Ok(Ok(meta)) => meta.size,
+            Ok(Err(object_store::Error::NotFound { .. })) => return Ok(false),
+            Ok(Err(error)) => return Err(self.failed("looking at an object", &error)),
+            Err(late) => return Err(self.failed("looking at an object", &late)),
+        };
+        // Of one that is shorter there is no such end.
+        let own = |end| matches!(end, batch::Read::Contents(Contents { seed, .. }) if seed == batch.seed);
+        Ok(there == size && own(read_end(self, batch.number, size).await?))
     }
 
     /// Another server has the prefix: what was not stored here will not be.

@@ -75,6 +75,26 @@ fn blocks_of_another_shape_get_room() {
 }
 
 #[test]
+fn blocks_of_another_shape_drive_out_few_where_they_get_no_room() {
+    let rig =
+        Rig::with(StoreOptions { memory: 16 << 20, policy: PolicyKind::Lru, ..StoreOptions::default() });
+    let mut count = 0;
+    while rig.client.stat().unwrap().evicted == 0 {
+        rig.put(&[count]);
+        count += 1;
+    }
+    // Of those that were put one after the other, which lie together, some are to stay.
+    for prompt in (1..count).step_by(5) {
+        assert_eq!(rig.space.pin(&rig.keys(&[prompt]), Duration::from_secs(600)).unwrap(), 1);
+    }
+    let (space, pages, of) = of_shape(&rig, "one", 3);
+    let before = rig.client.stat().unwrap().blocks;
+    assert_eq!(put(&space, &pages, None, &keys(&of, &[1])).refused, 1);
+    let after = rig.client.stat().unwrap().blocks;
+    assert!(after > before * 9 / 10, "{after} blocks of {before} are left");
+}
+
+#[test]
 fn a_tenant_has_no_more_than_its_quota_and_takes_from_itself() {
     let quota = 10 * BLOCK;
     let tenants = vec![TenantOptions { name: "small".into(), quota: Some(quota), apart: true }];

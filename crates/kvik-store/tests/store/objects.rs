@@ -30,7 +30,11 @@ fn rig_with(object: ObjectOptions, log: Option<&Path>) -> Rig {
 }
 
 fn value(rig: &Rig, name: &str) -> u64 {
-    let (text, name) = (rig.client.metrics().unwrap(), format!("kvik_store_object_{name} "));
+    value_of(rig, &format!("kvik_store_object_{name}"))
+}
+
+fn value_of(rig: &Rig, name: &str) -> u64 {
+    let (text, name) = (rig.client.metrics().unwrap(), format!("{name} "));
     text.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |value| value.parse().unwrap())
 }
 
@@ -102,6 +106,23 @@ fn what_goes_from_the_log_too_comes_back() {
         let found = there(&rig);
         assert_eq!(found, 4 * PROMPTS as usize, "with the log {log:?}: {:?}", rig.client.stat());
     }
+}
+
+#[test]
+fn what_only_the_object_store_has_is_durable_once_it_is_put_so() {
+    let (bucket, folder) = (Bucket::new(), Folder::new("object-durable"));
+    let again = prompt(0);
+    {
+        let rig = rig_with(small(&bucket), Some(&folder.0));
+        put_all(&rig, 0..PROMPTS);
+        // The log has dropped it for others, and memory has moved it out.
+        becomes(|| value_of(&rig, "kvik_store_log_dropped_blocks_total") > 8);
+        let stored = put_until(kvik_store::Ack::Durable, &rig.space, &rig.pages, None, &rig.keys(&again));
+        assert_eq!(stored.refused, 0, "{stored:?}");
+    }
+    let log = Some((folder.0.clone(), LogOptions::new(512 << 10)));
+    let rig = Rig::with(StoreOptions { memory: MEMORY, log, ..StoreOptions::default() });
+    assert_eq!(rig.get(&again), 4);
 }
 
 #[test]
@@ -354,4 +375,31 @@ fn who_comes_last_has_the_prefix() {
     assert_eq!((first.get(&prompt(100)), first.get(&prompt(2))), (4, 4));
     put_all(&second, 200..210);
     assert_eq!((second.get(&prompt(2)), second.get(&prompt(205)), second.get(&prompt(100))), (4, 4, 0));
+}
+
+#[test]
+fn what_a_killed_server_was_sending_keeps_nobody_from_writing() {
+    let other = Bucket::new();
+    put_all(&rig_with(small(&other), None), 0..1);
+    let name = other.objects().remove(0);
+    let read = async { other.inner.get(&name).await.unwrap().bytes().await.unwrap() };
+    let whole = futures_util::FutureExt::now_or_never(read).unwrap();
+    // All of it, and a part of it that is shorter than any end.
+    for late in [whole.clone(), whole.slice(..40)] {
+        let bucket = Bucket::new();
+        {
+            let rig = rig_with(small(&bucket), None);
+            opened(&rig);
+            // The names are listed: it comes under the one that is next.
+            let put = bucket.inner.put(&name, late.into());
+            futures_util::FutureExt::now_or_never(put).unwrap().unwrap();
+            put_all(&rig, 1..4);
+            assert_eq!(value(&rig, "failures_total"), 0);
+            assert_eq!(rig.space.remove(&rig.keys(&prompt(3))).unwrap(), 4);
+        }
+        let rig = rig_with(small(&bucket), None);
+        opened(&rig);
+        let left: Vec<usize> = (0..4).map(|number| rig.get(&prompt(number))).collect();
+        assert_eq!(left, [0, 4, 4, 0]);
+    }
 }
