@@ -18,6 +18,8 @@ from kvik_lab.physics.units import format_bytes
 from kvik_lab.physics.workload import Workload
 
 MOST_TOKENS = 1 << 30
+ALIKE, UNSURE = OPEN = ("no difference that matters", "insufficient evidence")
+"""Verdicts without a fastest link."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,9 @@ class Gap:
 class Row:
     """One prompt length. seconds: by link, None where nothing was measured near that size.
 
-    verdict: a link's name, "no difference that matters", or "insufficient evidence".
+    gap: of the fastest link and the one that it is least surely faster than. verdict: a link's name, "no
+    difference that matters", or "insufficient evidence"; undecided: the links that such a verdict is of, the
+    fastest first, as all others are slower.
     """
 
     tokens: int
@@ -54,6 +58,7 @@ class Row:
     gap: Gap | None
     verdict: str
     extrapolated: bool
+    undecided: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +79,8 @@ class Cost:
 
 @dataclass(frozen=True)
 class Advice:
-    """The whole answer. crossings: in bytes; in_tokens: the same in prompt tokens, as text."""
+    """The whole answer. crossings: in bytes; in_tokens: the same in prompt tokens, as text. rivals: over the
+    whole workload, the fastest link and each other one; overall: that one of them which is least sure."""
 
     model: str
     bytes_per_token: int
@@ -85,6 +91,7 @@ class Advice:
     in_tokens: tuple[str, ...]
     costs: tuple[Cost, ...]
     overall: Gap | None
+    rivals: tuple[Gap, ...]
     sentences: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -111,7 +118,7 @@ def advise(
     sizes = np.array([moved(model, int(tokens), setting) for tokens in workload.lengths], dtype=np.float64)
     crossings = tuple(_cross(first, second, sizes, level) for first, second in combinations(links, 2))
     costs = tuple(_cost(link, workload, sizes) for link in links)
-    overall = _overall(links, workload, sizes, level)
+    rivals = _overall(links, workload, sizes, level)
     in_tokens = tuple(
         crossing_in_tokens(found, lambda size: tokens_of(model, size, setting)) for found in crossings
     )
@@ -126,7 +133,8 @@ def advise(
         crossings,
         in_tokens,
         costs,
-        overall,
+        min(rivals, key=_sure, default=None),
+        rivals,
         (),
         tuple(notes),
     )
@@ -188,13 +196,17 @@ def _mean_and_parts(line: Curve, sizes: Floats, shares: Floats) -> tuple[float, 
     return float(basis @ line.coefficients), parts, np.array([part.freedom for part in line.parts])
 
 
-def _best_gap(links: tuple[Link, ...], weights: tuple[Floats, Floats], level: float) -> Gap:
-    """The fastest link against the rival that it is least surely faster than."""
+def _gaps(links: tuple[Link, ...], weights: tuple[Floats, Floats], level: float) -> tuple[Gap, ...]:
+    """The fastest link against each rival."""
     means = [_mean_and_parts(link.curve, *weights)[0] for link in links]
     best = links[int(np.argmin(means))]
     shared = 1 - (1 - level) / (len(links) - 1)  # Bonferroni: as many comparisons as rivals
-    gaps = [_gap(best, rival, weights, shared) for rival in links if rival is not best]
-    return min(gaps, key=lambda gap: gap.seconds if gap.lo is None else gap.lo)
+    return tuple(_gap(best, rival, weights, shared) for rival in links if rival is not best)
+
+
+def _sure(gap: Gap) -> float:
+    """The least difference that there may be, in seconds."""
+    return gap.seconds if gap.lo is None else gap.lo
 
 
 def _row(
@@ -205,24 +217,27 @@ def _row(
     seconds = {link.name: float(link.curve.mean(at)[0]) if covers(link, size) else None for link in links}
     stretched = any(beyond(link, size) for link in links)
     if None in seconds.values():
-        return Row(tokens, size, seconds, None, "insufficient evidence", stretched)
-    gap = _best_gap(links, (at, np.ones(1)), level)
-    return Row(tokens, size, seconds, gap, verdict(gap, margin), stretched)
+        return Row(tokens, size, seconds, None, UNSURE, stretched, tuple(seconds))
+    gaps = _gaps(links, (at, np.ones(1)), level)
+    best, open_ = gaps[0].faster, {gap.slower: said for gap in gaps if (said := verdict(gap, margin)) in OPEN}
+    said = UNSURE if UNSURE in open_.values() else ALIKE if open_ else best
+    undecided = (best, *open_) if open_ else ()
+    return Row(tokens, size, seconds, min(gaps, key=_sure), said, stretched, undecided)
 
 
 def verdict(gap: Gap, margin: float) -> str:
     """A link where the interval of the difference is above 0, and above the margin somewhere."""
     if gap.lo is None or gap.hi is None:
-        return gap.faster if gap.seconds > margin else "no difference that matters"
+        return gap.faster if gap.seconds > margin else ALIKE
     if gap.hi <= margin and gap.lo >= -margin:
-        return "no difference that matters"
-    return gap.faster if gap.lo > 0 else "insufficient evidence"
+        return ALIKE
+    return gap.faster if gap.lo > 0 else UNSURE
 
 
-def _overall(links: tuple[Link, ...], workload: Workload, sizes: Floats, level: float) -> Gap | None:
+def _overall(links: tuple[Link, ...], workload: Workload, sizes: Floats, level: float) -> tuple[Gap, ...]:
     if not all(covers(link, size) for link in links for size in (sizes.min(), sizes.max())):
-        return None
-    return _best_gap(links, (sizes, workload.shares), level)
+        return ()
+    return _gaps(links, (sizes, workload.shares), level)
 
 
 def _cross(first: Link, second: Link, sizes: Floats, level: float) -> Crossover:

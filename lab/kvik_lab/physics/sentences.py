@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from kvik_lab.physics.crossover import (
@@ -20,7 +21,7 @@ from kvik_lab.physics.units import format_bytes, format_seconds
 from kvik_lab.physics.workload import Workload
 
 if TYPE_CHECKING:
-    from kvik_lab.physics.advise import Advice, Cost, Gap
+    from kvik_lab.physics.advise import Advice, Cost, Gap, Row
 
 SHORT_SHARE = 0.9  # of the time: a link that is busier than this has queues that the mean does not show
 
@@ -125,11 +126,11 @@ def crossing_in_tokens(found: Crossover, to_tokens: Callable[[float], int | None
 def say(advice: Advice, links: tuple[Link, ...], workload: Workload) -> tuple[str, ...]:
     """The answer in sentences."""
     out = [*_by_length(advice), *(f"Crossover of {text}." for text in advice.in_tokens)]
-    if advice.overall is None:
+    if not advice.rivals:
         out.append("No answer for the whole workload: some prompts lie beyond what a link was measured with.")
-    else:
-        out.append(_overall(advice, advice.overall))
-        out += _price(advice, advice.overall, workload)
+    for gap in advice.rivals:
+        out.append(_overall(advice, gap))
+        out += _price(advice, gap, workload)
     out += [text for cost in advice.costs if (text := _load(cost))]
     stretched = [f"{row.tokens:,}" for row in advice.rows if row.extrapolated]
     if stretched:
@@ -144,25 +145,29 @@ def say(advice: Advice, links: tuple[Link, ...], workload: Workload) -> tuple[st
 def _by_length(advice: Advice) -> list[str]:
     """One sentence for each run of prompt lengths with one verdict."""
     out: list[str] = []
-    runs: list[list[int]] = []
-    for index, row in enumerate(advice.rows):
-        if runs and advice.rows[runs[-1][0]].verdict == row.verdict:
-            runs[-1].append(index)
-        else:
-            runs.append([index])
-    for run in runs:
-        first, last = advice.rows[run[0]], advice.rows[run[-1]]
+    for _, run in groupby(advice.rows, lambda row: (row.verdict, row.undecided)):
+        rows = list(run)
+        first, last = rows[0], rows[-1]
         where = f"{first.tokens:,} tokens" if first is last else f"{first.tokens:,} to {last.tokens:,} tokens"
-        if first.verdict == "insufficient evidence":
-            out.append(f"Prompts of {where}: insufficient evidence for either.")
-        elif first.verdict == "no difference that matters":
-            limit = format_seconds(advice.margin)
-            out.append(f"Prompts of {where}: no difference that matters (within {limit}).")
+        if first.undecided:
+            out.append(f"Prompts of {where}: {_undecided(first, advice.margin)}.")
         else:
             gaps = [row.gap for row in (first, last) if row.gap is not None]
             shown = " to ".join(dict.fromkeys(_gap_text(gap, advice.level) for gap in gaps))
             out.append(f"Prompts of {where}: {first.verdict}, faster by {shown}.")
     return out
+
+
+def _undecided(row: Row, margin: float) -> str:
+    """A verdict without a fastest link: of which, where others are slower."""
+    slower = [name for name in row.seconds if name not in row.undecided]
+    *names, last = row.undecided
+    behind = f"; slower: {', '.join(slower)}" if slower else ""
+    if row.verdict == "insufficient evidence":
+        of = f"{', '.join(names)} or {last}" if slower else "either" if len(row.seconds) == 2 else "any"
+        return f"insufficient evidence for {of}{behind}"
+    of = f" between {', '.join(names)} and {last}" if slower else ""
+    return f"no difference that matters (within {format_seconds(margin)}){of}{behind}"
 
 
 def _gap_text(gap: Gap, level: float) -> str:

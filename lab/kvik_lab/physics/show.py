@@ -153,7 +153,8 @@ def advice_tables(out: Console, advice: Advice) -> None:
     for row in advice.rows:
         times = ["-" if (t := row.seconds[name]) is None else format_seconds(t) for name in names]
         sure = "-" if row.gap is None or row.gap.probability is None else probability(row.gap.probability)
-        table.add_row(f"{row.tokens:,}", format_bytes(row.bytes), *times, sure, escape(row.verdict))
+        of = f": {', '.join(row.undecided)}" if 0 < len(row.undecided) < len(names) else ""
+        table.add_row(f"{row.tokens:,}", format_bytes(row.bytes), *times, sure, escape(row.verdict + of))
     out.print(table)
     table = grid("What links cost", "link", "mean", "an hour", "a million tokens", "busy")
     for cost in advice.costs:

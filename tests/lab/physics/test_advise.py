@@ -87,6 +87,35 @@ def test_near_the_crossover_the_evidence_is_called_insufficient() -> None:
     assert "no difference that matters (within 8 ms)" in calm
 
 
+def test_of_three_links_the_fastest_is_compared_with_each() -> None:
+    """One that is as fast says nothing of one that is a hundred times slower."""
+    links = "a=100Gbit@100us,b=100.1Gbit@100us,c=1Gbit@100ms"
+    asked = ("advise", "qwen2.5-7b", "--links", links, "--prompts", "1000,90000")
+    found = json.loads(run(*asked, "--margin", "1ms", "--json"))
+    assert [row["undecided"] for row in found["rows"]] == [["b", "a"], ["b", "a"]]
+    assert [(gap["faster"], gap["slower"]) for gap in found["rivals"]] == [("b", "a"), ("b", "c")]
+    text = " ".join(found["sentences"])
+    assert "tokens: no difference that matters (within 1 ms) between b and a; slower: c." in text
+    assert " faster than a a request" in text
+    assert " faster than c a request" in text
+    assert "no difference that matters: b, a" in run(*asked)
+    assert "90,000 tokens: b, faster by" in run(*asked, "--margin", "10us")
+
+
+@pytest.mark.usefixtures("files")
+def test_evidence_that_is_lacking_for_one_rival_is_not_hidden_by_another() -> None:
+    """`same` is as fast within the margin, and what `wide` was measured with says little."""
+    rows = [line.split(",") for line in Path("tcp.csv").read_text().splitlines()[1:]]
+    same = "".join(f"{size},{float(seconds) * 1.001},{start}\n" for size, seconds, start in rows)
+    Path("same.csv").write_text(f"bytes,seconds,start\n{same}")
+    wide = "".join(f"{n}e6,{n / 2900 * (1 + i / 3)}\n" for n in (10, 20, 40) for i in range(-2, 4))
+    Path("wide.csv").write_text(f"bytes,seconds\n{wide}")
+    asked = ("advise", "qwen2.5-7b", "--links", "tcp.csv,same.csv,wide.csv,slow=0.1Gbit@0", "--margin", "1ms")
+    row = json.loads(run(*asked, "--prompts", "400", "--json"))["rows"][0]
+    assert (row["verdict"], row["undecided"]) == ("insufficient evidence", ["tcp", "same", "wide"])
+    assert "insufficient evidence for tcp, same or wide; slower: slow." in run(*asked, "--prompts", "400")
+
+
 def test_stated_rates_are_arithmetic_and_never_called_evidence() -> None:
     links = "tcp=25Gbit@200us,rdma=100Gbit@1ms"
     found = json.loads(run(*ADVISE, "--links", links, "--json"))
