@@ -272,3 +272,13 @@ def test_iperf3_without_what_it_was_told_to_omit() -> None:
     rest = [{"sum": {**one["sum"], "omitted": False}} for one in IPERF["intervals"]]
     result = read("iperf3", {**IPERF, "intervals": [slow, *rest]})
     assert [one.value for one in result.figures if one.metric == "bandwidth"] == [1e9, 2e9]
+
+
+def test_perftest_by_duration() -> None:
+    """It prints a peak of 0, which it has not measured, and of latencies the mean alone."""
+    heading = " #bytes  #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   MsgRate[Mpps]    CPU_Util[%]"
+    row = " 65536      884736           0.00               92.77              0.176949       1.50"
+    found = values(read("perftest", f"{heading}\n{row}\n"), "bandwidth", bytes=65536)
+    assert found == {"mean": pytest.approx(92.77e9 / 8)}
+    text = " #bytes   #iterations    t_avg[usec]    tps average\n 2       1577611      1.90     262864.28\n"
+    assert values(read("perftest", text), "latency", bytes=2) == {"mean": pytest.approx(1.9e-6)}

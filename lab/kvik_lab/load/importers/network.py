@@ -27,7 +27,7 @@ _PERFTEST: dict[str, tuple[str, str, str, float]] = {
     "99% percentile[usec]": ("latency", "s", "p99", 1e-6),
     "99.9% percentile[usec]": ("latency", "s", "p99.9", 1e-6),
 }
-_HEADING = re.compile(r"#bytes|#iterations|[A-Za-z0-9.%_]+(?: [A-Za-z]+)?\[[A-Za-z/]+\]")
+_HEADING = re.compile(r"#bytes|#iterations|tps average|[A-Za-z0-9.%_]+(?: [A-Za-z]+)?\[[A-Za-z/%]+\]")
 
 
 def read_perftest(text: str, where: str) -> LoadResult:
@@ -48,6 +48,8 @@ def read_perftest(text: str, where: str) -> LoadResult:
             if name in _PERFTEST:
                 metric, unit, statistic, scale = _PERFTEST[name]
                 found = cell(value, f"{where}, line {number}, {name}") * scale
+                if name.startswith("BW peak") and not found:
+                    continue  # of --duration and --noPeak: it was not measured
                 figures.append(_figure(metric, unit, found, statistic, {"bytes": int(cells[0])}))
     if not figures:
         raise LabError(f"{where}: has no table with '#bytes #iterations ...' and a row below it")
