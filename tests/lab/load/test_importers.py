@@ -180,6 +180,15 @@ def test_guidellm() -> None:
     assert (good.cached_tokens, bad.error, bad.ok) == (4, "boom", False)
 
 
+def test_guidellm_that_sends_as_fast_as_it_can_has_no_due_times() -> None:
+    """It targets all requests at the beginning: the last one's first token would come after all others."""
+    (benchmark,) = GUIDE["benchmarks"]
+    for strategy, waited in (("constant", 0.35), ("throughput", 0.25)):
+        asked = benchmark | {"config": {"strategy": {"type_": strategy}}}
+        first = next(one for one in read("guidellm", {"benchmarks": [asked]}).requests if one.id == "a")
+        assert ttft(first) == pytest.approx(waited)
+
+
 def test_transfer_engine_bench() -> None:
     result = read("transfer_engine_bench", TEBENCH)
     rates = [one.value for one in result.figures if one.metric == "bandwidth"]

@@ -21,7 +21,7 @@ def read_guidellm(text: str, where: str) -> LoadResult:
             f"rate a "
             "file (a profile that is no sweep)"
         )
-    groups = benchmarks[0].get("requests")
+    groups, closed = benchmarks[0].get("requests"), _closed(benchmarks[0])
     found = [
         (one, failed)
         for key, failed in (("successful", False), ("errored", True), ("incomplete", True))
@@ -34,13 +34,23 @@ def read_guidellm(text: str, where: str) -> LoadResult:
     zero = min(start for start, _, _ in starts)
     starts.sort(key=lambda entry: entry[0])
     requests = [
-        _request(at, one, start - zero, zero, failed) for at, (start, one, failed) in enumerate(starts)
+        _request(at, one, start - zero, zero, failed, closed)
+        for at, (start, one, failed) in enumerate(starts)
     ]
     ends = [request.end for request in requests if request.end is not None]
     return result("guidellm", requests=requests, began=zero, seconds=max(ends, default=0.0))
 
 
-def _request(at: int, one: Place, sent: float, zero: float, failed: bool) -> Request:
+def _closed(benchmark: Place) -> bool:
+    """Whether it sent as fast as it could. Then all requests are targeted at its start, and what one waited
+    was for others to be answered."""
+    config = benchmark.find("config") or Place({}, benchmark.where)
+    strategy = config.find("strategy") or Place({}, benchmark.where)
+    kind = strategy.find("type_")
+    return kind is not None and kind.value == "throughput"
+
+
+def _request(at: int, one: Place, sent: float, zero: float, failed: bool, closed: bool) -> Request:
     info = one.find("info") or Place({}, one.where)
     timings = info.find("timings") or Place({}, one.where)
     output = maybe_whole(one.find("output_tokens"))
@@ -49,7 +59,7 @@ def _request(at: int, one: Place, sent: float, zero: float, failed: bool) -> Req
     return Request(
         id=request_id.text() if request_id else f"guidellm-{at}",
         iteration=at,
-        due=None if due is None else due - zero,
+        due=None if due is None or closed else due - zero,
         sent=sent,
         tokens=() if failed else tuple(_tokens(one, timings, sent, zero, output)),
         end=None if end is None else end - zero,
