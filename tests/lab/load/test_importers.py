@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ AIPERF = [
         "error": {"code": 499, "type": "RequestCancellationError", "message": "cancelled"},
     },
 ]  # fmt: skip
-GUIDE = {
+GUIDE: dict[str, Any] = {
     "benchmarks": [{
         "requests": {
             "successful": [{
@@ -64,7 +65,7 @@ TEBENCH = (
     "12.500000 GB/s\nnoise\nTest completed: duration 2.00, batch count 8, throughput 80.00 Gb/s\n"
 )
 SAMPLES = Path(__file__).parent / "samples"
-FIO = {
+FIO: dict[str, Any] = {
     "fio version": "fio-3.36", "timestamp": 2000,
     "jobs": [{
         "jobname": "kv", "error": 0, "job options": {"bs": "1M", "iodepth": "8"},
@@ -260,6 +261,61 @@ def test_values_of_the_wrong_kind_are_refused_with_their_place(where: str) -> No
     if where != "duration":
         with pytest.raises(LabError, match=where):
             read("vllm-bench", VLLM | {where: [1]})
+
+
+@pytest.mark.parametrize(
+    ("form", "content", "said"),
+    [
+        ("vllm-bench", VLLM | {"itls": []}, "itls has 0 entries, and ttfts 2"),
+        ("vllm-bench", VLLM | {"duration": 10**400}, "duration: is '1000.*not a number"),
+        ("guidellm", {"benchmarks": [{"requests": {"successful": [
+            GUIDE["benchmarks"][0]["requests"]["successful"][0] | {"output_tokens": 10**12}]}}]},
+         "output_tokens: is 1e[+]12 tokens"),
+        ("vllm-bench", VLLM | {"duration": 1e300}, "file: has a number that is no time"),
+        ("guidellm", {"benchmarks": [{"requests": {"errored": [{
+            "request_id": "", "request_start_time": 1.0}]}}]}, "gives no record: id is ''"),
+        ("transfer_engine_bench", TEBENCH.replace("GB/s", "Tib/s").replace("Gb/s", "iB/s"), "has no line"),
+        ("fio", {"jobs": [{"read": FIO["jobs"][0]["read"] | {"clat_ns": {"percentile": {"p50": 1}}}}]},
+         "'p50' is no number"),
+    ],
+)  # fmt: skip
+def test_odd_files_are_refused_by_name(tmp_path: Path, form: str, content: Any, said: str) -> None:
+    source = tmp_path / "file"
+    source.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(LabError, match=said):
+        read_foreign(form, source)
+
+
+@pytest.mark.parametrize("form", ["vllm-bench", "aiperf", "guidellm", "fio", "iperf3"])
+def test_whatever_a_file_has_it_is_read_or_refused(tmp_path: Path, form: str) -> None:
+    seed = random.SystemRandom().randrange(10**6)
+    draw, source = random.Random(seed), tmp_path / "file"
+    whole = {"vllm-bench": VLLM, "aiperf": AIPERF, "guidellm": GUIDE, "fio": FIO, "iperf3": IPERF}[form]
+    for number in range(200):
+        changed = _changed(whole, draw)
+        lines = changed if form == "aiperf" and isinstance(changed, list) else [changed]
+        source.write_text("\n".join(map(json.dumps, lines)))
+        try:
+            read_foreign(form, source)
+        except LabError:
+            pass
+        except Exception as error:
+            raise AssertionError(f"seed {seed}, file {number}: {source.read_text()}") from error
+
+
+def _changed(value: Any, draw: random.Random) -> Any:
+    """The same with one part of it, at any depth, otherwise."""
+    if isinstance(value, dict | list) and value and draw.random() < 0.9:
+        copy = value.copy()
+        key = draw.choice(list(copy) if isinstance(copy, dict) else range(len(copy)))
+        if isinstance(copy, dict) and draw.random() < 0.1:
+            del copy[key]
+        else:
+            copy[key] = _changed(copy[key], draw)
+        return copy
+    return draw.choice(
+        [None, "", "x", -1, 0, 1e300, 10**400, True, [], {}, [[]], {"x": 1}, [None], float("nan")]
+    )
 
 
 def test_the_command_writes_what_a_load_would(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from kvik_lab.errors import LabError
 from kvik_lab.load.importers.aiperf import read_aiperf
 from kvik_lab.load.importers.guidellm import read_guidellm
@@ -41,4 +43,11 @@ def read_foreign(form: str, path: Path) -> LoadResult:
         raise LabError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise LabError(f"{path}: is not UTF-8 text (byte {error.start})") from error
-    return FORMATS[form](text, str(path))
+    try:
+        return FORMATS[form](text, str(path))
+    except OverflowError as error:
+        raise LabError(f"{path}: has a number that is no time: {error}") from error
+    except ValidationError as error:
+        wrong = error.errors(include_url=False)[0]
+        where = ".".join(map(str, wrong["loc"]))
+        raise LabError(f"{path}: gives no record: {where} is {wrong['input']!r}: {wrong['msg']}") from error

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 
 from kvik_lab.errors import LabError
-from kvik_lab.load.importers.reading import Place, parse_lines, result
+from kvik_lab.load.importers.reading import Place, output_tokens, parse_lines, result
 from kvik_lab.records import LoadResult, Request
 
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
@@ -82,8 +82,9 @@ def _tokens(sent: float, metrics: Place) -> list[float]:
     gaps: list[float] = []
     if chunks is not None:
         gaps = [_seconds(one, chunks) for one in chunks.get("value").items()]
-    elif mean is not None and (count := metrics.find("output_sequence_length")) is not None:
-        gaps = [_seconds(mean.get("value"), mean)] * max(0, count.get("value").whole() - 1)
+    elif mean is not None and (length := metrics.find("output_sequence_length")) is not None:
+        count = output_tokens(length.get("value")) or 0
+        gaps = [_seconds(mean.get("value"), mean)] * max(0, count - 1)
     return list(itertools.accumulate(gaps, initial=first))
 
 

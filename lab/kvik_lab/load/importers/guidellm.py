@@ -8,7 +8,14 @@ epoch in `info.timings`; of its tokens the first and the last are known, so thos
 from __future__ import annotations
 
 from kvik_lab.errors import LabError
-from kvik_lab.load.importers.reading import Place, maybe_number, maybe_whole, parse_json, result
+from kvik_lab.load.importers.reading import (
+    Place,
+    maybe_number,
+    maybe_whole,
+    output_tokens,
+    parse_json,
+    result,
+)
 from kvik_lab.records import LoadResult, Request
 
 
@@ -53,7 +60,7 @@ def _closed(benchmark: Place) -> bool:
 def _request(at: int, one: Place, sent: float, zero: float, failed: bool, closed: bool) -> Request:
     info = one.find("info") or Place({}, one.where)
     timings = info.find("timings") or Place({}, one.where)
-    output = maybe_whole(one.find("output_tokens"))
+    output = output_tokens(one.find("output_tokens"))
     due, end = maybe_number(timings.find("targeted_start")), maybe_number(one.find("request_end_time"))
     request_id, error = one.find("request_id"), info.find("error")
     return Request(

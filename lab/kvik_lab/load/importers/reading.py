@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 from kvik_lab.errors import LabError
 from kvik_lab.records import Client, Figure, LoadResult, Request
 
+MOST_TOKENS = 1 << 24
 _SHOWN = 12
 
 
@@ -44,19 +46,27 @@ class Place:
             raise LabError(f"{self.where}: is no list")
         return [Place(one, f"{self.where}[{at}]") for at, one in enumerate(self.value)]
 
+    def entries(self) -> list[tuple[str, Place]]:
+        """The values of a mapping, by their keys. Raises `LabError` where it is none."""
+        if not isinstance(self.value, dict):
+            raise LabError(f"{self.where}: is no mapping")
+        return [(key, Place(one, f"{self.where}, {key}")) for key, one in self.value.items()]
+
     def number(self) -> float:
         """A finite number. Raises `LabError` where it is none."""
         value = self.value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise LabError(f"{self.where}: is {str(value)[:60]!r}, not a number")
-        return float(value)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            with contextlib.suppress(OverflowError):
+                if math.isfinite(value):
+                    return float(value)
+        raise LabError(f"{self.where}: is {str(value)[:60]!r}, not a number")
 
     def whole(self) -> int:
         """A whole number from 0. Raises `LabError` where it is none."""
         value = self.number()
         if value < 0 or value != int(value):
             raise LabError(f"{self.where}: is {value:g}, not a whole number from 0")
-        return int(value)
+        return int(self.value)  # times in ns have more digits than a float
 
     def text(self) -> str:
         """A text. Raises `LabError` where it is none."""
@@ -82,6 +92,15 @@ def parse_lines(text: str, where: str) -> list[Place]:
     if not found:
         raise LabError(f"{where}: is empty")
     return found
+
+
+def output_tokens(place: Place | None) -> int | None:
+    """The tokens of an answer, or None where there is nothing. Raises `LabError` for more than any has: where
+    times of tokens are made of it, they would not fit into memory."""
+    count = maybe_whole(place)
+    if place is not None and count is not None and count > MOST_TOKENS:
+        raise LabError(f"{place.where}: is {count:g} tokens, and no answer has more than {MOST_TOKENS}")
+    return count
 
 
 def maybe_number(place: Place | None) -> float | None:

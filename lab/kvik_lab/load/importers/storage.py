@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvik_lab.errors import LabError
-from kvik_lab.load.importers.reading import Place, parse_json, result
+from kvik_lab.load.importers.reading import Place, cell, parse_json, result
 from kvik_lab.records import Figure, LoadResult
 
 
@@ -50,11 +50,9 @@ def _figures(side: Place, levels: dict[str, object]) -> list[Figure]:
         for theirs, ours in (("mean", "mean"), ("stddev", "stdev"), ("min", "min"), ("max", "max")):
             if (value := latency.find(theirs)) is not None:
                 found.append(("latency", "s", ours, value.number() * 1e-9))
-        percentiles = latency.find("percentile")
-        for key in percentiles.value if percentiles else ():
-            value = percentiles.get(key) if percentiles else None
-            if value is not None:
-                found.append(("latency", "s", f"p{float(key):g}", value.number() * 1e-9))
+        if (percentiles := latency.find("percentile")) is not None:
+            for key, value in percentiles.entries():
+                found.append(("latency", "s", f"p{cell(key, value.where):g}", value.number() * 1e-9))
     return [
         Figure.model_validate(
             {"metric": metric, "unit": unit, "statistic": statistic, "value": value, "levels": levels}

@@ -14,7 +14,8 @@ _UNITS |= {"KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}
 _UNITS |= {"b": 1 / 8, "Kb": 1e3 / 8, "Mb": 1e6 / 8, "Gb": 1e9 / 8, "Tb": 1e12 / 8}
 _UNITS |= {"Kib": 2.0**10 / 8, "Mib": 2.0**20 / 8, "Gib": 2.0**30 / 8}
 _DONE = re.compile(
-    r"Test completed: duration ([0-9.]+), batch count (\d+), throughput ([0-9.]+) ?([KMGT]?i?[Bb])(?:/s|ps)?"
+    r"Test completed: duration ([0-9.]+), batch count (\d+), throughput ([0-9.]+) ?"
+    rf"({'|'.join(_UNITS)})(?:/s|ps|\b)"
 )
 
 
