@@ -53,13 +53,21 @@ class Replay:
         self._seen: set[tuple[int, ...]] = set()
 
     def requests(self, count: int) -> Iterator[Recorded]:
-        """The first `count` of it. Raises `LabError` with the line that is none."""
+        """The first `count` of it. Raises `LabError` with the line that is none, or is behind a later one: it
+        would be sent after that one, and what it waited be taken for the server's."""
         zero: float | None = None
+        last: float | None = None
         for number, line in self._lines(count):
             zero = line.timestamp if zero is None else zero
+            if last is not None and line.timestamp < last:
+                raise LabError(
+                    f"{self._spec.file}, line {number}: timestamp is {line.timestamp:g}, and the line before "
+                    f"has {last:g}; sort the lines by it"
+                )
+            last = line.timestamp
             due = (line.timestamp - zero) / 1000.0 / self._spec.speed
             output = max(1, round(line.output_length * self._spec.scale_tokens))
-            yield Recorded(max(0.0, due), self._prompt(line, number), output)
+            yield Recorded(due, self._prompt(line, number), output)
 
     def _lines(self, count: int) -> Iterator[tuple[int, _Line]]:
         path = Path(self._spec.file)
