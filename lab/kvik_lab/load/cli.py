@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
 import signal
 import sys
-import tempfile
 from pathlib import Path
 
 import click
@@ -17,7 +14,7 @@ from kvik_lab.load.importers import FORMATS, read_foreign
 from kvik_lab.load.run import run
 from kvik_lab.load.spec import LoadSpec, parse_spec, read_spec
 from kvik_lab.load.summary import lines
-from kvik_lab.records import LoadResult, dump
+from kvik_lab.records import LoadResult, dump, write_whole
 
 _PATH = click.Path(path_type=Path)
 _ENDED = 130
@@ -80,16 +77,7 @@ def import_command(form: str, source: Path, out: Path) -> None:
 def write(path: Path, result: LoadResult) -> None:
     """Write a result so that the file is whole whenever it is there. Raises `LabError`."""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, encoding="utf-8", delete=False) as file:
-            try:
-                file.write(dump(result))
-                file.flush()
-                os.fsync(file.fileno())
-                Path(file.name).replace(path)
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    Path(file.name).unlink()
-                raise
+        write_whole(path, dump(result))
     except OSError as error:
         raise LabError(
             f"{path}: cannot be written: {error.strerror}; give a path in a folder that is there"

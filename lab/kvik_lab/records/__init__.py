@@ -1,6 +1,6 @@
 """Records of runs: their form, their files, and the table for an analysis."""
 
-from kvik_lab.records.files import append, dump, iterate, mend, read, read_load
+from kvik_lab.records.files import append, dump, iterate, mend, read, read_load, write_whole
 from kvik_lab.records.schema import (
     SCHEMA,
     Client,
@@ -53,4 +53,5 @@ __all__ = [
     "mend",
     "read",
     "read_load",
+    "write_whole",
 ]

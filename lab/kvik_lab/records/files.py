@@ -23,6 +23,23 @@ def dump(record: RunRecord | LoadResult) -> str:
     return json.dumps({"schema": SCHEMA, **stated}, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
+def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
+    """Write a file in one step: who reads it finds the old one, or all of the new one. Raises `OSError`, and
+    leaves the old one."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        raise
+
+
 def append(path: Path, record: RunRecord) -> None:
     """Add a record to a file, and return when it is on the disk.
 

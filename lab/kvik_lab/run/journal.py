@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from kvik_lab.errors import LabError
-from kvik_lab.records import RunRecord, append, mend, read
+from kvik_lab.records import RunRecord, append, mend, read, write_whole
 
 RUNS, LOCK, STUDY = "runs.jsonl", "lock", "study.yaml"
 _FLOCK = "hhqqi"  # struct flock of fcntl(2): type, whence, start, length, process
@@ -94,16 +94,10 @@ class Journal:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file in one step: what was there stays whole if this fails. Raises `LabError`."""
-    beside = path.with_suffix(".new")
+    """What was there stays whole if this fails. Raises `LabError`."""
     try:
-        with beside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
+        write_whole(path, text)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise LabError(
             f"{path}: cannot be written: {error.strerror}; make room, or give another --out"
         ) from error

@@ -18,9 +18,10 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator
 
 from kvik_lab.errors import LabError
+from kvik_lab.records.schema import Section, Text
 from kvik_lab.study.draft import Draft
 from kvik_lab.study.problems import Path, StudyError, did_you_mean
-from kvik_lab.study.schema import Section, Text, mistake
+from kvik_lab.study.schema import mistake
 from kvik_lab.study.yamlmap import LARGEST_TEXT
 from kvik_lab.tasks.jsonmap import read_json
 

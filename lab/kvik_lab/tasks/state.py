@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvik_lab.errors import LabError
+from kvik_lab.records import write_whole
 
 Status = Literal["running", "success", "skipped", "failed", "timeout", "interrupted"]
 DONE: tuple[Status, ...] = ("success", "skipped")
@@ -65,14 +66,8 @@ class State:
 
     def save(self) -> None:
         """Write in one step; what was there before stays whole if this fails."""
-        beside = self.path.with_suffix(".new")
         text = json.dumps({"name": self.name, "tasks": {key: asdict(one) for key, one in self.tasks.items()}})
-        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(self.path)
+        write_whole(self.path, text, 0o600)
 
 
 def load_state(path: Path, name: str) -> State:
