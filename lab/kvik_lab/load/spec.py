@@ -7,31 +7,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    field_validator,
-    model_validator,
-)
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from kvik_lab.errors import LabError, validated
 from kvik_lab.infer.arrays import LONGEST, SHORTEST
 from kvik_lab.records.measures import PER_REQUEST
+from kvik_lab.records.schema import Count, Positive, Seconds, Section, Text
 
-Positive = Annotated[int, Field(ge=1)]
-Count = Annotated[int, Field(ge=0)]
 Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Text = Annotated[str, Field(min_length=1)]
-
-
-class Section(BaseModel):
-    """A mapping of the file: no key but its own, and no value turned into another type."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Closed(Section):
@@ -258,7 +241,7 @@ class LoadSpec(Section):
         description="Ask for token ids (vLLM's `return_token_ids`), so that tokens are counted and not "
         "messages.",
     )
-    headers: dict[str, str] = {}
+    headers: dict[str, str] = Field({})
     body: dict[str, Any] = Field(default={}, description="Further fields of each request.")
 
     def files(self) -> tuple[Path, ...]:

@@ -36,7 +36,7 @@ Outcome = Literal["completed", "failed", "lost", "cancelled"]
 
 
 class Section(BaseModel):
-    """A part of a record: no key but its own, and no value turned into another type."""
+    """A mapping of a file: no key but its own, and no value turned into another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
@@ -303,7 +303,7 @@ class RunRecord(Section):
     findings: tuple[Finding, ...] = ()
     verdict: Verdict | None = Field(default=None, description="None: not judged.")
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)
 
     @property
     def counts(self) -> bool:
@@ -330,4 +330,4 @@ class LoadResult(Section):
     requests: tuple[Request, ...] = ()
     figures: tuple[Figure, ...] = ()
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, populate_by_name=True)
+    model_config = ConfigDict(populate_by_name=True)

@@ -10,25 +10,18 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from kvik_lab.records.schema import Seconds, Share
+from kvik_lab.records.schema import Seconds, Section, Share, Text
 
 DriverName = Literal["emulator", "storage", "transfers", "vllm"]
 ConnectorName = Literal["kvik", "nixl"]
 Mode = Literal["disaggregated", "unified"]
 Kind = Literal["prefill", "decode", "unified", "router", "store", "target", "load"]
-Text = Annotated[str, Field(min_length=1)]
 Value = Annotated[str | int | float | bool | list[str | int | float], Field(union_mode="left_to_right")]
 EnvValue = str | int | float
 _AMOUNT = re.compile(r"[^=]+=\d+(\.\d+)?")
-
-
-class Section(BaseModel):
-    """A mapping of the file: no key but its own, and no value turned into another type."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class NodeSpec(Section):
@@ -90,7 +83,7 @@ class RoleSpec(Section):
     count: Annotated[int, Field(ge=0, le=256)] = 1
     node: Text | None = Field(None, description="A name in `nodes`; several are dealt out to a list of them.")
     options: dict[Text, Value] = Field({}, description="Flags: {kv_memory: 1GiB} is --kv-memory 1GiB.")
-    env: dict[Text, EnvValue] = {}
+    env: dict[Text, EnvValue] = Field({})
     nodes: list[Text] | None = Field(
         None, description="Instead of `node`: the first of the kind runs on the first."
     )
@@ -100,8 +93,8 @@ class EnginesSpec(Section):
     """What every engine has, whatever its role; what its own role says goes before it."""
 
     node: Text | None = None
-    options: dict[Text, Value] = {}
-    env: dict[Text, EnvValue] = {}
+    options: dict[Text, Value] = Field({})
+    env: dict[Text, EnvValue] = Field({})
 
 
 ENGINES: tuple[Kind, ...] = ("prefill", "decode", "unified")
@@ -132,11 +125,11 @@ class RunSpec(Section):
         "of storage: tcp, rdma or local.",
     )
     connector: ConnectorName = Field("kvik", description="Of vLLM: kvik's, or vLLM's own over NIXL.")
-    nodes: dict[Text, NodeSpec] = {}
+    nodes: dict[Text, NodeSpec] = Field({})
     link: LinkSpec | None = None
     storage: StorageSpec = Field(default_factory=lambda: StorageSpec.model_validate({}))
     engines: EnginesSpec = Field(default_factory=lambda: EnginesSpec.model_validate({}))
-    roles: dict[Kind, RoleSpec] = {}
+    roles: dict[Kind, RoleSpec] = Field({})
     load: dict[Text, Any] = Field({}, description="Of the load driver: see `kvik lab load --help`.")
     stated: StatedSpec = Field(default_factory=lambda: StatedSpec.model_validate({}))
     ready_limit: Annotated[float, Field(gt=0)] | None = Field(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import keyword
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, WithJsonSchema
+from pydantic import AfterValidator, Field, PlainValidator, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from kvik_lab.records.schema import Gate, Section, Text
 from kvik_lab.study.expressions import FUNCTIONS, LARGEST_NUMBER
 
-Gate = Literal["V1", "V2", "V3", "V4", "V5", "V6", "V7", "V8", "V9"]
 GATES: tuple[Gate, ...] = get_args(Gate)
 _LEVEL_TYPES = ["string", "number", "boolean"]
 
@@ -81,13 +81,6 @@ ChoiceIn = Annotated[
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1)]
-Text = Annotated[str, Field(min_length=1)]
-
-
-class Section(BaseModel):
-    """A mapping of the file: no key but its own, and no value turned into another type."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class KvSpec(Section):
@@ -159,7 +152,7 @@ class PatternSpec(Section):
     id: Text | None = Field(None, description="Template of the rows' ids, such as p14-{backend}-{tokens|k}k.")
     for_: ChoiceIn | None = Field(None, alias="for")
     sweep: ChoiceIn | None = None
-    at: dict[str, LevelIn] = {}
+    at: dict[str, LevelIn] = Field({})
 
 
 class LayerSpec(Section):
@@ -212,12 +205,12 @@ class StudyFile(Section):
     study: Text
     about: Text | None = None
     unit: UnitSpec
-    constants: dict[NameIn, LevelIn] = {}
+    constants: dict[NameIn, LevelIn] = Field({})
     cost: CostSpec = Field(default_factory=lambda: CostSpec.model_validate({}))
     factors: Annotated[dict[NameIn, FactorSpec], Field(min_length=1)]
-    constraints: list[Text] = []
+    constraints: list[Text] = Field([])
     model: Text | None = None
     design: DesignSpec
     warmup: WarmupSpec = Field(default_factory=lambda: WarmupSpec.model_validate({}))
-    gates: list[Gate] = list(GATES)
+    gates: list[Gate] = Field(list(GATES))
     run: dict[Text, Any] | None = Field(None, description="What is started, and what load it gets.")

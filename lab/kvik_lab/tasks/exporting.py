@@ -22,13 +22,14 @@ from pydantic import AfterValidator, Field
 from kvik.shapes import PRESETS
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError
+from kvik_lab.records.schema import Section, Text
 from kvik_lab.study.draft import Draft
 from kvik_lab.study.evaluate import violated
 from kvik_lab.study.expressions import Expression, Scope, parse_condition
 from kvik_lab.study.layers import Pattern
 from kvik_lab.study.model import Study
 from kvik_lab.study.problems import MistakeError, Path, StudyError, did_you_mean
-from kvik_lab.study.schema import Section, Text, mistake
+from kvik_lab.study.schema import mistake
 from kvik_lab.tasks.form import VARIABLE, Task, TaskFile, TaskSpec, check_tasks, write_task_file
 from kvik_lab.tasks.jsonmap import read_json
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from kvik_lab.records.schema import Count, Positive, Section
 
 MIN_PAGE = 512  # of `kvik bench transfer`
-Positive = Annotated[int, Field(ge=1)]
 
 
-class TransferLoad(BaseModel):
+class TransferLoad(Section):
     """Transfers of so many pages each, one after the other."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     op: Literal["read", "write"] = Field(
         default="read", description="Whether the initiator reads the target's pages, or writes them."
@@ -22,7 +21,7 @@ class TransferLoad(BaseModel):
     pages: Positive = Field(description="Of one transfer, scattered over the memory of either side.")
     traffic_class: Literal["handover", "bulk"] = Field(default="handover", alias="class")
     repetitions: Positive = Field(default=30, description="That are measured, each a value.")
-    warmup: Annotated[int, Field(ge=0)] = Field(default=3, description="Transfers before them.")
+    warmup: Count = Field(default=3, description="Transfers before them.")
 
     @property
     def bytes(self) -> int:
