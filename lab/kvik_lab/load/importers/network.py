@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from kvik_lab.errors import LabError
-from kvik_lab.load.importers.reading import Place, cell, parse_json, result
+from kvik_lab.load.importers.reading import Columns, Place, cell, figure, parse_json, result, row
 from kvik_lab.records import Figure, LoadResult
 
 # perftest: MB is 2**20 bytes (its MB is 0x100000); with --report_gbits it is 10**9 bits.
-_PERFTEST: dict[str, tuple[str, str, str, float]] = {
+_PERFTEST: Columns = {
     "BW peak[MB/sec]": ("bandwidth", "bytes/s", "max", 2.0**20),
     "BW average[MB/sec]": ("bandwidth", "bytes/s", "mean", 2.0**20),
     # As later releases write it.
@@ -44,13 +43,9 @@ def read_perftest(text: str, where: str) -> LoadResult:
         cells = line.split()
         if not columns or len(cells) != len(columns) or not cells[0].isdigit():
             continue
-        for name, value in zip(columns, cells, strict=True):
-            if name in _PERFTEST:
-                metric, unit, statistic, scale = _PERFTEST[name]
-                found = cell(value, f"{where}, line {number}, {name}") * scale
-                if name.startswith("BW peak") and not found:
-                    continue  # of --duration and --noPeak: it was not measured
-                figures.append(_figure(metric, unit, found, statistic, {"bytes": int(cells[0])}))
+        found = row(_PERFTEST, columns, cells, {"bytes": int(cells[0])}, f"{where}, line {number}")
+        # A peak of 0 (of --duration and --noPeak) was not measured.
+        figures += [one for one in found if one.value or (one.metric, one.statistic) != ("bandwidth", "max")]
     if not figures:
         raise LabError(f"{where}: has no table with '#bytes #iterations ...' and a row below it")
     return result("perftest", figures=figures)
@@ -78,9 +73,9 @@ def read_nccl_tests(text: str, where: str) -> LoadResult:
                     f"{at}: {wrong} results of {cells[0]} bytes are wrong; its times count for nothing"
                 )
             time, algorithm, bus = (cell(one, at) for one in cells[start : start + 3])
-            figures.append(_figure("latency", "s", time * 1e-6, "mean", levels))
-            figures.append(_figure("bandwidth", "bytes/s", algorithm * 1e9, "mean", levels))
-            figures.append(_figure("bus_bandwidth", "bytes/s", bus * 1e9, "mean", levels))
+            figures.append(figure("latency", "s", time * 1e-6, "mean", levels))
+            figures.append(figure("bandwidth", "bytes/s", algorithm * 1e9, "mean", levels))
+            figures.append(figure("bus_bandwidth", "bytes/s", bus * 1e9, "mean", levels))
     if not figures:
         raise LabError(
             f"{where}: has no table with 'size count type ... time algbw busbw' and a row below it"
@@ -98,18 +93,16 @@ def read_iperf3(text: str, where: str) -> LoadResult:
         total = interval.get("sum")
         if (omitted := total.find("omitted")) is not None and omitted.value is True:
             continue  # of --omit: iperf3 leaves them out of its own sums, too
-        figures.append(
-            _figure("bandwidth", "bytes/s", total.get("bits_per_second").number() / 8, "value", {}, at)
-        )
+        rate = total.get("bits_per_second").number() / 8
+        figures.append(figure("bandwidth", "bytes/s", rate, iteration=at))
     end, start = run.get("end"), run.get("start")
     received = end.find("sum_received", "sum")
     if received is not None:
-        figures.append(
-            _figure("received", "bytes/s", received.get("bits_per_second").number() / 8, "mean", {})
-        )
+        rate = received.get("bits_per_second").number() / 8
+        figures.append(figure("received", "bytes/s", rate, "mean"))
     sent = end.find("sum_sent")
     if sent is not None and (again := sent.find("retransmits")) is not None:
-        figures.append(_figure("retransmits", "1", again.number(), "value", {}))
+        figures.append(figure("retransmits", "1", again.number()))
     seconds = sent.get("seconds").number() if sent else 0.0
     began = start.find("timestamp")
     version = start.find("version")
@@ -124,17 +117,3 @@ def read_iperf3(text: str, where: str) -> LoadResult:
 
 def _began(timestamp: Place | None) -> float:
     return 0.0 if timestamp is None else timestamp.get("timesecs").number()
-
-
-def _figure(
-    metric: str,
-    unit: str,
-    value: float,
-    statistic: str,
-    levels: Mapping[str, object],
-    iteration: int | None = None,
-) -> Figure:
-    return Figure.model_validate(
-        {"metric": metric, "unit": unit, "value": value, "statistic": statistic, "levels": levels,
-         "iteration": iteration}
-    )  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from kvik_lab.errors import LabError
 from kvik_lab.records import Client, Figure, LoadResult, Request
@@ -120,6 +120,35 @@ def cell(text: str, where: str) -> float:
     except ValueError as error:
         raise LabError(f"{where}: {text!r} is no number") from error
     return Place(value, where).number()
+
+
+def figure(
+    metric: str,
+    unit: str,
+    value: float,
+    statistic: str = "value",
+    levels: Mapping[str, object] | None = None,
+    iteration: int | None = None,
+) -> Figure:
+    """A figure whose unit is known by a table of such."""
+    given = {"metric": metric, "unit": unit, "value": value, "statistic": statistic}
+    return Figure.model_validate({**given, "levels": levels or {}, "iteration": iteration})
+
+
+Columns: TypeAlias = Mapping[str, tuple[str, str, str, float]]
+"""Headings of a table, each with the metric, its unit, its statistic, and the unit's factor."""
+
+
+def row(
+    known: Columns, names: Sequence[str], cells: Sequence[str], levels: Mapping[str, object], where: str
+) -> list[Figure]:
+    """The figures of a table's row. Raises `LabError` for a cell that is no number."""
+    found = []
+    for name, text in zip(names, cells, strict=True):
+        if name in known:
+            metric, unit, statistic, factor = known[name]
+            found.append(figure(metric, unit, cell(text, f"{where}, {name}") * factor, statistic, levels))
+    return found
 
 
 def result(

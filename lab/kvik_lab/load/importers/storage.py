@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvik_lab.errors import LabError
-from kvik_lab.load.importers.reading import Place, cell, parse_json, result
+from kvik_lab.load.importers.reading import Place, cell, figure, parse_json, result
 from kvik_lab.records import Figure, LoadResult
 
 
@@ -43,19 +43,15 @@ def _levels(job: Place, operation: str) -> dict[str, object]:
 
 
 def _figures(side: Place, levels: dict[str, object]) -> list[Figure]:
-    found = [("bandwidth", "bytes/s", "mean", side.get("bw_bytes").number())]
-    found.append(("operations", "1/s", "mean", side.get("iops").number()))
-    latency = side.find("clat_ns", "lat_ns")
-    if latency is not None:
-        for theirs, ours in (("mean", "mean"), ("stddev", "stdev"), ("min", "min"), ("max", "max")):
-            if (value := latency.find(theirs)) is not None:
-                found.append(("latency", "s", ours, value.number() * 1e-9))
-        if (percentiles := latency.find("percentile")) is not None:
-            for key, value in percentiles.entries():
-                found.append(("latency", "s", f"p{cell(key, value.where):g}", value.number() * 1e-9))
-    return [
-        Figure.model_validate(
-            {"metric": metric, "unit": unit, "statistic": statistic, "value": value, "levels": levels}
-        )
-        for metric, unit, statistic, value in found
+    found = [
+        figure("bandwidth", "bytes/s", side.get("bw_bytes").number(), "mean", levels),
+        figure("operations", "1/s", side.get("iops").number(), "mean", levels),
     ]
+    latency = side.find("clat_ns", "lat_ns")
+    if latency is None:
+        return found
+    known = [("mean", "mean"), ("stddev", "stdev"), ("min", "min"), ("max", "max")]
+    times = [(ours, value) for theirs, ours in known if (value := latency.find(theirs)) is not None]
+    if (percentiles := latency.find("percentile")) is not None:
+        times += [(f"p{cell(key, value.where):g}", value) for key, value in percentiles.entries()]
+    return found + [figure("latency", "s", value.number() * 1e-9, name, levels) for name, value in times]

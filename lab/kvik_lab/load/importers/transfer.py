@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from kvik_lab.errors import LabError
-from kvik_lab.load.importers.reading import cell, result
+from kvik_lab.load.importers.reading import Columns, cell, result, row
 from kvik_lab.records import Figure, LoadResult
 
 # Mooncake, transfer_engine_bench.cpp: units by 1000 (GB, Gb, MB, ...) and by 1024 (GiB, ...), a second.
@@ -43,8 +43,8 @@ def read_transfer_engine_bench(text: str, where: str) -> LoadResult:
     return result("transfer_engine_bench", figures=figures, seconds=seconds)
 
 
-# nixlbench, its README's table "Reading Benchmark Output": heading -> metric, unit, statistic, scale.
-_COLUMNS: dict[str, tuple[str, str, str, float]] = {
+# nixlbench, its README's table "Reading Benchmark Output".
+_COLUMNS: Columns = {
     "B/W (GB/Sec)": ("bandwidth", "bytes/s", "value", 1e9),
     "Aggregate B/W (GB/Sec)": ("aggregate_bandwidth", "bytes/s", "value", 1e9),
     "Avg Lat. (us)": ("latency", "s", "mean", 1e-6),
@@ -71,21 +71,7 @@ def read_nixlbench(text: str, where: str) -> LoadResult:
         if not columns or len(cells) != len(columns) or not (cells[0].isdigit() and cells[1].isdigit()):
             continue
         levels = {"bytes": int(cells[0]), "batch": int(cells[1])}
-        for name, value in zip(columns[2:], cells[2:], strict=True):
-            if name in _COLUMNS:
-                metric, unit, statistic, scale = _COLUMNS[name]
-                found = cell(value, f"{where}, line {number}, {name}") * scale
-                figures.append(
-                    Figure.model_validate(
-                        {
-                            "metric": metric,
-                            "unit": unit,
-                            "statistic": statistic,
-                            "value": found,
-                            "levels": levels,
-                        }
-                    )
-                )
+        figures += row(_COLUMNS, columns, cells, levels, f"{where}, line {number}")
     if not figures:
         raise LabError(f"{where}: has no table with 'Block Size (B)  Batch Size  ...' and a row below it")
     return result("nixlbench", figures=figures)
