@@ -1,6 +1,7 @@
 """Task files: read strictly, made from a study, imported back, and run by a real shell."""
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -356,7 +357,8 @@ def test_what_runs_in_the_background_goes_on_is_named_and_is_ended_by_its_number
     (group,) = runs.outcome.running["server"]
     assert os.getpgid(int(runs.lines("pid")[0])) == group
     result = CliRunner().invoke(cli.lab, ["tasks", "run", str(runs.path), "--state", str(runs.state)])
-    assert f"still running as process group {group}" in result.output
+    stop = f"kvik lab tasks stop {runs.path} --state {runs.state}"
+    assert f"still running as process group {group}; {stop} ends it" in result.output
     ended = stop_task_file(runs.path, runs.state)
     assert ended == {"server": [group]}
     assert not alive(runs.lines("pid")[0])
@@ -456,6 +458,35 @@ def test_a_damaged_state_is_named_and_reset_goes_on(runs: Runs) -> None:
     assert runs.run(reset=True) == {"1": "success"}
 
 
+def test_a_full_disk_ends_a_run_by_name_and_keeps_what_was_done(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next run begins behind the task that was noted as done."""
+    runs.path.write_text(definition(task("A", "echo a"), task("B", "echo b")))
+    run = ["tasks", "run", str(runs.path), "--state", str(runs.state)]
+
+    def full(_descriptor: int) -> None:
+        """No room from the beginning of B on."""
+        if any("success" in file.read_text() for file in runs.state.glob("*.json")):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        stopped = CliRunner().invoke(cli.lab, run)
+    (state,) = runs.state.glob("*.json")
+    assert (stopped.exit_code, f"Error: {state}: No space left on device; what" in stopped.output) == (
+        1,
+        True,
+    )
+    assert sorted(one.suffix for one in runs.state.iterdir()) == [".json", ".lock", ".log"]
+    again = CliRunner().invoke(cli.lab, run)
+    assert (again.exit_code, "A: success before" in again.output, "B: success" in again.output) == (
+        0,
+        True,
+        True,
+    )
+
+
 def test_a_dry_run_prints_the_commands_and_runs_none(runs: Runs) -> None:
     runs.write(task("1", "echo {{WORD}} > {{OUT}}/out", skip_if="test {{WORD}}"), WORD="hello")
     result = CliRunner().invoke(cli.lab, ["tasks", "run", "--dry-run", str(runs.path)])
@@ -474,6 +505,8 @@ def test_the_commands_exit_statuses(runs: Runs) -> None:
     as_json = CliRunner().invoke(cli.lab, [*run, "--json"])
     assert as_json.exit_code == 1
     assert json.loads(as_json.stdout)["failed"] == "1"
+    nowhere = CliRunner().invoke(cli.lab, [*run[:-1], str(runs.path / "state")])
+    assert (nowhere.exit_code, "no state can be kept here: Not a directory" in nowhere.output) == (2, True)
     runs.path.write_text("{", encoding="utf-8")
     for arguments in (run, ["tasks", "import", str(runs.path)], ["tasks", "stop", str(runs.path)]):
         result = CliRunner().invoke(cli.lab, arguments)

@@ -24,8 +24,10 @@ def dump(record: RunRecord | LoadResult) -> str:
 
 
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
-    """Write a file in one step: who reads it finds the old one, or all of the new one. Raises `OSError`, and
-    leaves the old one."""
+    """Write a file in one step: who reads it finds the old one, or all of the new one.
+
+    Raises `OSError` with the file's name, and leaves the old one.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
@@ -34,10 +36,11 @@ def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except BaseException:
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
         with contextlib.suppress(OSError):
             beside.unlink()
-        raise
 
 
 def append(path: Path, record: RunRecord) -> None:

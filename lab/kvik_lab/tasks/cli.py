@@ -19,7 +19,7 @@ from kvik_lab.study.load import load_study
 from kvik_lab.tasks.exporting import export_tasks
 from kvik_lab.tasks.form import read_task_file
 from kvik_lab.tasks.importing import ImportedPlan, import_plan
-from kvik_lab.tasks.runner import RunOptions, dry_run, run_task_file, stop_task_file
+from kvik_lab.tasks.runner import RunOptions, command_line, dry_run, run_task_file, stop_task_file
 
 _TABLE_WIDTH = 110  # narrower terminals wrap lines and lose no digit
 _SHOWN = 12  # levels of one variable in the table
@@ -86,7 +86,7 @@ def run(
 ) -> None:
     """Run a task file from the first task that has not succeeded.
 
-    Exits 1 when a command fails, and 130 when it is interrupted.
+    Exits 1 when a command fails, or its state cannot be written, and 130 when it is interrupted.
     """
     try:
         if dry:
@@ -97,6 +97,13 @@ def run(
         outcome = run_task_file(file, options, lambda line: click.echo(line, err=as_json))
     except LabError as error:
         raise click.UsageError(str(error)) from error
+    except BrokenPipeError:
+        raise  # who read what is said here has left
+    except OSError as error:
+        raise click.ClickException(
+            f"{error.filename or state or 'the state'}: {error.strerror or error}; what was done before is "
+            f"kept. Mend that (make room on a disk that is full), and run the same command: it goes on"
+        ) from error
     except KeyboardInterrupt:
         click.echo("interrupted; run the same command to go on with this task", err=True)
         raise click.exceptions.Exit(_INTERRUPTED) from None
@@ -105,9 +112,8 @@ def run(
     else:
         for name, groups in outcome.running.items():
             numbers = ", ".join(map(str, groups))
-            click.echo(
-                f"{name}: still running as process group {numbers}; kvik lab tasks stop {file} ends it"
-            )
+            ends = command_line("stop", file, state)
+            click.echo(f"{name}: still running as process group {numbers}; {ends} ends it")
     if outcome.failed is not None:
         click.echo(outcome.text, err=True)
         raise click.exceptions.Exit(1)

@@ -84,6 +84,13 @@ def stop_task_file(path: str | os.PathLike[str], state: Path | None = None) -> d
         return _end_all(load_state(place, file.name), lambda _: None)
 
 
+def command_line(command: str, path: Path, state: Path | None) -> str:
+    """`kvik lab tasks COMMAND` for a file whose state is there."""
+    return shlex.join(
+        ["kvik", "lab", "tasks", command, str(path), *([] if state is None else ["--state", str(state)])]
+    )
+
+
 def dry_run(file: TaskFile) -> str:
     """What would be run, with the variables' values in it."""
     lines = []
@@ -197,8 +204,7 @@ class _Run:
         command = self.file.expand(task.commands[number - 1])
         output = self.log.read_bytes()[self.output_from :].decode(errors="replace")
         tail = output.splitlines()[-_TAIL_LINES:] or ["(none)"]
-        state = f" --state {shlex.quote(str(self.options.state))}" if self.options.state else ""
-        again = f"kvik lab tasks run {shlex.quote(str(self.path))}{state}"
+        again = command_line("run", self.path, self.options.state)
         return "\n".join(
             [
                 f"{task.id}: command {number} of {len(task.commands)} {how}:",

@@ -89,9 +89,14 @@ def _record(raw: dict[str, Any]) -> Record:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a state for one run. Raises `LabError` while another has it."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with path.with_suffix(".lock").open("w") as file:
+    """Hold a state for one run. Raises `LabError` while another has it, and where none can be kept."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        opened = path.with_suffix(".lock").open("w")
+    except OSError as error:
+        why = error.strerror or error
+        raise LabError(f"{path.parent}: no state can be kept here: {why}; give another --state") from error
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
