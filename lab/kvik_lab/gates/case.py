@@ -35,7 +35,10 @@ def growth(before: Counters, after: Counters, name: str, **labels: str) -> float
 
 
 def total(roles: Sequence[Role], name: str, **labels: str) -> float | None:
-    """How much a counter of these roles grew, together; None where none of them has it."""
+    """How much a counter of these roles grew, together; None where none of them has it, or one of them told
+    nothing at all: without its part the sum is too small."""
+    if not all(role.after for role in roles):
+        return None
     found = [one for role in roles if (one := growth(role.before, role.after, name, **labels)) is not None]
     return sum(found) if found else None
 

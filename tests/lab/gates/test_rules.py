@@ -441,6 +441,16 @@ def test_engines_of_a_kind_have_their_hits_together() -> None:
     assert "prefill-1 does not count prefix-cache hits" in silent.what
 
 
+def test_an_engine_that_told_nothing_leaves_the_sum_unknown() -> None:
+    """What its like have counted is half, and no proof that the other half was not there."""
+    first, one, router = roles(second={name: value / 2 for name, value in decode().items()})
+    silent = one.model_copy(update={"name": "decode-1", "after": {}})
+    judged = judge(record(roles=(first, one, silent, router)))
+    assert {gate: finding(judged, gate).status for gate in ("V2", "V3", "V4")} == {
+        "V2": "suspect", "V3": "suspect", "V4": "suspect",
+    }  # fmt: skip
+
+
 def test_what_did_not_complete_is_given_back() -> None:
     lost = record(id="run-1", outcome="lost", error="no such host", requests=())
     assert judge_study([record(), lost])[1] == lost
