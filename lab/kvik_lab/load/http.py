@@ -29,7 +29,6 @@ class Exchange:
     """A request and what came back. Times are nanoseconds of `time.monotonic_ns`."""
 
     sent: int | None = None
-    head: int | None = None
     status: int | None = None
     headers: dict[str, str] = field(default_factory=dict)
     pieces: list[tuple[int, bytes]] = field(default_factory=list)
@@ -120,7 +119,6 @@ class Connection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         """The head has been read."""
         if self._exchange is not None:
-            self._exchange.head = self._now
             self._exchange.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:

@@ -74,7 +74,7 @@ def test_whatever_a_server_streams_becomes_a_record(message: str, error: str | N
     """One strange message costs its own request at most, and not the results of the whole load."""
     stream = f"data: {message}\n\ndata: [DONE]\n\n".encode()
     timing = {"server-timing": f"route;dur={'9' * 400}, total;dur=2"}
-    exchange = Exchange(sent=1, head=2, status=200, headers=timing, pieces=[(3, stream)], ended=4)
+    exchange = Exchange(sent=1, status=200, headers=timing, pieces=[(3, stream)], ended=4)
     driver = cast(Driver, SimpleNamespace(zero=0, _mark="m", _since=float, _tokens=lambda _: 1))
     planned = Planned(0, "measure", Made((5,), 1), 1, None)
     request = Driver.record(driver, Sent(planned, 1, exchange))
@@ -88,7 +88,7 @@ def test_whatever_a_server_streams_becomes_a_record(message: str, error: str | N
 def test_a_character_that_comes_in_two_messages_is_one() -> None:
     halves = [json.dumps({"choices": [{"text": half}]}) for half in ("\ud83d", "\ude00")]
     stream = "".join(f"data: {one}\n\n" for one in (*halves, "[DONE]")).encode()
-    answer = understand(Exchange(sent=1, head=2, status=200, pieces=[(3, stream)], ended=4))
+    answer = understand(Exchange(sent=1, status=200, pieces=[(3, stream)], ended=4))
     assert (answer.text, answer.error) == ("\U0001f600", None)
 
 

@@ -159,7 +159,6 @@ def result(
     began: float = 0.0,
     seconds: float = 0.0,
     version: str | None = None,
-    target: str | None = None,
     load: dict[str, Any] | None = None,
 ) -> LoadResult:
     """A result. began: s since the epoch, 0 where the file does not say it."""
@@ -167,7 +166,7 @@ def result(
     return LoadResult(
         began=begin,
         ended=begin + max(0, int(seconds * 1e9)),
-        client=Client(driver=driver, version=version or None, target=target or None, load=load or {}),
+        client=Client(driver=driver, version=version or None, load=load or {}),
         requests=tuple(requests),
         figures=tuple(figures),
     )
