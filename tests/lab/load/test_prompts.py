@@ -129,7 +129,9 @@ def test_a_trace_with_a_mistake_names_its_line(tmp_path: Path, line: str, said: 
 
 def test_a_trace_whose_times_go_back_is_refused(tmp_path: Path) -> None:
     """The second one would be sent at 900 ms, and 400 ms of the client's would be in its latency."""
-    lines = [{"timestamp": at, "input_length": 10, "output_length": 1} for at in (0, 900, 500)]
+    lines: list[dict[str, object]] = [
+        {"timestamp": at, "input_length": 10, "output_length": 1} for at in (0, 900, 500)
+    ]
     replay = Replay(Trace(kind="trace", file=_trace(tmp_path, *lines)), IdTokens(Ids(kind="ids")), 1)
     with pytest.raises(LabError, match="line 3: timestamp is 500, and the line before has 900; sort"):
         list(replay.requests(3))
