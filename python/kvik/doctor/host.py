@@ -20,6 +20,7 @@ from kvik.doctor.model import (
     Port,
 )
 from kvik.doctor.pci import ADDRESS, AMAZON, MELLANOX
+from kvik.doctor.pci import ROOT as PCI
 from kvik.doctor.reader import Reader
 
 RDMA = "/sys/class/infiniband"
@@ -50,15 +51,28 @@ _CAP_IPC_LOCK = 14  # linux/capability.h
 
 
 def read_nics(reader: Reader, devices: dict[str, PciDevice]) -> tuple[Nic, ...]:
-    """RDMA devices of the kernel, and PCI functions that should be one and are not."""
+    """RDMA devices of the kernel, and PCI functions that should be one and are not.
+
+    Virtual functions are for the virtual machines and containers that they are given to."""
     found = [_nic(reader, name, devices) for name in reader.names(RDMA)]
-    known = {nic.address for nic in found}
+    known = [devices[nic.address] for nic in found if nic.address]
     for device in devices.values():
         efa = device.vendor == AMAZON and device.device >> 4 == 0xEFA
-        if device.address not in known and (device.vendor == MELLANOX or efa) and device.kind == "nic":
+        wanted = device.kind == "nic" and (device.vendor == MELLANOX or efa) and device.physical is None
+        if wanted and device not in known and not any(_bonded(reader, device, other) for other in known):
             name = f"{'efa' if efa else 'mlx5'}@{device.address}"
             found.append(Nic(name, device.address, device.numa, device.driver or "none", (), None, None))
     return tuple(found)
+
+
+def _bonded(reader: Reader, device: PciDevice, other: PciDevice) -> bool:
+    """Whether two functions of a card are in one bond: mlx5 then has one RDMA device, at one of them, for the
+    ports of both. Where the network devices are another namespace's, it may be so."""
+    if device.card != other.card or device.driver is None:
+        return False
+    nets = [f"{PCI}/{one.address}/net" for one in (device, other)]
+    masters = [{reader.target(f"{net}/{name}/master") for name in reader.names(net, True)} for net in nets]
+    return not masters[0] or bool(masters[0] & masters[1] - {None})
 
 
 def _nic(reader: Reader, name: str, devices: dict[str, PciDevice]) -> Nic:

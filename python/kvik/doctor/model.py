@@ -30,6 +30,8 @@ class PciDevice:
     link: Link
     numa: int | None
     """None where the kernel says -1 or nothing."""
+    physical: str | None = None
+    """Of a virtual function (SR-IOV) the function that it is one of, where this system has that one."""
     driver: str | None = None
     iommu: str | None = None
     """The type of its IOMMU group's domain (`identity`, `DMA`, `DMA-FQ`); None without an IOMMU."""
@@ -43,9 +45,9 @@ class PciDevice:
     """How it is attached, where that is not a slot: `CPU x4 port (M.2 or OCuLink)`, `external`."""
 
     @property
-    def slot(self) -> str:
-        """Its address without the function: the functions of one card share its link."""
-        return self.address.rpartition(".")[0]
+    def card(self) -> str:
+        """The address of its card: without the function, and of a virtual one that of the physical one."""
+        return (self.physical or self.address).rpartition(".")[0]
 
 
 @dataclass(frozen=True)

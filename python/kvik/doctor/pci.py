@@ -45,7 +45,8 @@ def read_devices(reader: Reader) -> dict[str, PciDevice]:
         if ADDRESS.fullmatch(address):
             resolved[address] = target or f"{ROOT}/{address}"
     kinds = {address: _kind(reader, address) for address in resolved}
-    pch = _has_pch(reader, resolved)
+    lpc = "0000:00:1f.0"
+    pch = lpc in resolved and reader.text(f"{ROOT}/{lpc}/vendor") == f"{INTEL:#06x}"
     found: dict[str, PciDevice] = {}
     for address, kind in kinds.items():
         if kind not in ("gpu", "nic", "nvme"):
@@ -94,14 +95,10 @@ def _chain(target: str, address: str) -> tuple[str, ...]:
     return tuple(part for part in reversed(above) if part != address)
 
 
-def _has_pch(reader: Reader, resolved: dict[str, str]) -> bool:
-    bridge = "0000:00:1f.0"
-    return bridge in resolved and reader.text(f"{ROOT}/{bridge}/vendor") == f"{INTEL:#06x}"
-
-
 def _device(reader: Reader, address: str, kind: str, chain: tuple[str, ...]) -> PciDevice:
     path = f"{ROOT}/{address}"
     numa = reader.whole(f"{path}/numa_node", optional=True)
+    physical = reader.target(f"{path}/physfn")
     driver = reader.target(f"{path}/driver")
     group = reader.target(f"{path}/iommu_group")
     config = reader.blob(f"{path}/config")
@@ -117,6 +114,7 @@ def _device(reader: Reader, address: str, kind: str, chain: tuple[str, ...]) -> 
         chain=chain,
         link=_link(reader, path, virtual=not chain and kind != "bridge"),
         numa=None if numa is None or numa < 0 else numa,
+        physical=None if physical is None else physical.rpartition("/")[2],
         driver=None if driver is None else driver.rpartition("/")[2],
         iommu=None if group is None else reader.text(f"{group}/type"),
         bar1_bytes=_bar1(reader, path) if kind == "gpu" else None,

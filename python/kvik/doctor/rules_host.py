@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from kvik.doctor.cost import Traffic, roce_share
-from kvik.doctor.model import Cost, Finding, Library, Machine, NetDevice, Nic, Port
+from kvik.doctor.model import Cost, Finding, Library, Machine, NetDevice, Nic, PciDevice, Port
 from kvik.doctor.pci import NVIDIA
 
 _HARD_ERRORS = (
@@ -34,7 +34,7 @@ def host_findings(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
         for port in nic.ports:
             if port.active:
                 yield from _port(nic, port)
-    yield from _ports_down(machine.nics)
+    yield from _ports_down(machine.devices, machine.nics)
     yield from _rates(machine)
     yield from _cables(machine.nets, machine.nics)
     yield from _memory(machine)
@@ -126,12 +126,12 @@ def _errors(nic: Nic, port: Port) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _ports_down(all_nics: Iterable[Nic]) -> Iterator[Finding]:
+def _ports_down(devices: Mapping[str, PciDevice], all_nics: Iterable[Nic]) -> Iterator[Finding]:
     """Cards without any link: an unused second port is nobody's fault."""
     cards: dict[str, list[Nic]] = {}
     for nic in all_nics:
         if nic.address and nic.ports:
-            cards.setdefault(nic.address.rpartition(".")[0], []).append(nic)
+            cards.setdefault(devices[nic.address].card, []).append(nic)
     for nics in cards.values():
         if not any(port.active for nic in nics for port in nic.ports):
             yield Finding(
