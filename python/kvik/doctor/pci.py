@@ -34,6 +34,7 @@ INTEL_CHIPSETS = {
 }
 _PCH_SLOTS = range(0x1A, 0x1E)  # On bus 0 of Intel's, root ports of the chipset; those of the CPU are below.
 _CPU_X4_SLOT = 0x06  # The CPU's port for NVMe of 11th generation Core and later.
+_GONE = 63  # lanes: all bits of the field, which is what is read of a device that does not answer
 _AMD_CHIPSET_SWITCH = range(0x43B0, 0x4400)  # "Promontory" and later: a switch below a port of the CPU
 
 
@@ -127,6 +128,9 @@ def _link(reader: Reader, path: str, virtual: bool) -> Link:
     """The link's state. A virtual machine's devices on its root bus have none, which is not worth a note."""
     width = reader.whole(f"{path}/current_link_width", virtual)
     max_width = reader.whole(f"{path}/max_link_width", virtual)
+    if width == _GONE or max_width == _GONE:
+        reader.miss(path, f"says {_GONE} lanes: the device does not answer (it is asleep, or off the bus)")
+        return Link()
     # 0 and 255 are what the kernel shows where a port has no link.
     return Link(
         speed=_speed(reader, f"{path}/current_link_speed", virtual),

@@ -210,3 +210,18 @@ def test_few_lanes_in_a_slower_slot_cost_what_the_slot_could_give() -> None:
     (finding,) = findings(examined(document))
     assert finding.code == "gpu-link-narrow"
     assert "x4 at 16 GT/s of x16: 7.9 of 31.5 GB/s" in finding.fact
+
+
+def test_a_gpu_that_does_not_answer_has_no_lanes() -> None:
+    """All bits are set in what is read of it: 63 lanes of 64 GT/s."""
+    document = desktop(gpu=CPU_X16, nic=("0000:00:02.0", 16))
+    gpu = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
+    for which in ("current", "max"):
+        document["files"][f"{gpu}/{which}_link_width"] = "63"
+    document["files"][f"{gpu}/current_link_speed"] = "Unknown"
+    document["files"][f"{gpu}/max_link_speed"] = "64.0 GT/s PCIe"
+    machine = examined(document)
+    assert {pair.gbs for pair in machine.pairs if pair.a == "0000:01:00.0" and pair.b == "memory"} == {None}
+    assert "x63" not in "\n".join(machine_lines(machine))
+    said = {one.path: one.reason for one in machine.unread}
+    assert "does not answer" in said["/sys/bus/pci/devices/0000:01:00.0"]
