@@ -31,7 +31,7 @@ COUNTERS = (
 )  # fmt: skip
 HW_COUNTERS = (
     "out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated", "rx_drops",
-    "retrans_timeout_events",
+    "retrans_timeout_events", "rx_pkts",
 )  # fmt: skip
 MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "efa", "efa_nv_peermem", "mlx5_core", "mlx5_ib",
            "rpcrdma", "amdgpu", "rdma_rxe")  # fmt: skip

@@ -20,6 +20,7 @@ _RETRIES = (
     "rx_drops",
     "retrans_timeout_events",
 )
+_PACKETS = ("port_rcv_packets", "rx_pkts")
 _RETRY_SHARE = 1e-6  # of packets; fewer cost nothing that can be measured
 _MTUS = (4096, 2048, 1024, 512, 256)
 _MTU_HEADERS = 104  # IPv6 40, UDP 8, BTH 12, largest extension 28, ICRC 4, and a VLAN's bytes to spare
@@ -106,11 +107,13 @@ def _port(nic: Nic, port: Port) -> Iterator[Finding]:
 
 def _errors(nic: Nic, port: Port) -> Iterator[Finding]:
     hard = {name: port.counters[name] for name in _HARD_ERRORS if port.counters.get(name)}
-    packets = max(port.counters.get("port_rcv_packets", 0), 0)
+    # Of EFA the second. Without either nobody knows how many packets those are of.
+    known = [max(port.counters[name], 0) for name in _PACKETS if name in port.counters]
+    packets = max(known, default=0)
     retries = {
         name: count
         for name in _RETRIES
-        if (count := port.counters.get(name)) is not None and count > _RETRY_SHARE * packets
+        if known and (count := port.counters.get(name)) is not None and count > _RETRY_SHARE * packets
     }
     if hard or retries:
         said = ", ".join(f"{name} {count}" for name, count in {**hard, **retries}.items())
@@ -119,9 +122,10 @@ def _errors(nic: Nic, port: Port) -> Iterator[Finding]:
             "port-errors", nic.name, f"port {port.number} has counted since its start: {said}",
             Cost(min(share, 100.0) if share is not None else None, "retried packets of all that came" if share
                  is not None else _NO_FORMULA),
-            "Change the cable or module for one of the NIC's vendor; where packets are lost without "
-            "symbol errors, "
-            "set up priority flow control for RoCE on NIC and switch.",
+            "The cables and switches are the cloud's: ask there, with the instance and the time."
+            if nic.driver == "efa"
+            else "Change the cable or module for one of the NIC's vendor; where packets are lost without "
+            "symbol errors, set up priority flow control for RoCE on NIC and switch.",
             "kv,collectives",
         )  # fmt: skip
 
