@@ -54,7 +54,7 @@ def read_nics(reader: Reader, devices: dict[str, PciDevice]) -> tuple[Nic, ...]:
     """RDMA devices of the kernel, and PCI functions that should be one and are not.
 
     Virtual functions are for the virtual machines and containers that they are given to."""
-    found = [_nic(reader, name, devices) for name in reader.names(RDMA)]
+    found = [_nic(reader, name, devices) for name in reader.names(RDMA) if not _is_iwarp(reader, name)]
     known = [devices[nic.address] for nic in found if nic.address]
     for device in devices.values():
         efa = device.vendor == AMAZON and device.device >> 4 == 0xEFA
@@ -63,6 +63,14 @@ def read_nics(reader: Reader, devices: dict[str, PciDevice]) -> tuple[Nic, ...]:
             name = f"{'efa' if efa else 'mlx5'}@{device.address}"
             found.append(Nic(name, device.address, device.numa, device.driver or "none", (), None, None))
     return tuple(found)
+
+
+def _is_iwarp(reader: Reader, name: str) -> bool:
+    """Whether its connections are TCP's (`4: RNIC`): neither kvik nor NCCL can use it."""
+    kind = reader.text(f"{RDMA}/{name}/node_type", optional=True) or ""
+    if kind.startswith("4:"):
+        reader.miss(f"{RDMA}/{name}", "left out: it speaks iWARP, and kvik needs InfiniBand, RoCE or EFA")
+    return kind.startswith("4:")
 
 
 def _bonded(reader: Reader, device: PciDevice, other: PciDevice) -> bool:
@@ -91,14 +99,11 @@ def _nic(reader: Reader, name: str, devices: dict[str, PciDevice]) -> Nic:
         if re.fullmatch(r"[0-9]{1,4}", port)
     )
     driver = (device.driver or "unknown") if device else "software"
-    return Nic(name, address, device.numa if device else None, driver, ports,
-               _mtu(reader, path), _node(reader, name))  # fmt: skip
-
-
-def _mtu(reader: Reader, path: str) -> int | None:
-    for net in reader.names(f"{path}/device/net", optional=True):
-        return reader.whole(f"{path}/device/net/{net}/mtu")
-    return None
+    nets = reader.names(f"{path}/device/net", optional=True)
+    mtu = reader.whole(f"{path}/device/net/{nets[0]}/mtu") if nets else None
+    return Nic(
+        name, address, device.numa if device else None, driver, ports, mtu, _node(reader, name)
+    )  # fmt: skip
 
 
 def _node(reader: Reader, name: str) -> str | None:

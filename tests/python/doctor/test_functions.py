@@ -1,4 +1,4 @@
-"""Cards of several functions: two ports in a bond, and virtual functions."""
+"""Cards of several functions (two ports in a bond, virtual functions), and ports that wait or speak iWARP."""
 
 from __future__ import annotations
 
@@ -91,3 +91,19 @@ def test_an_unused_virtual_function_is_no_card_without_a_link() -> None:
     assert codes(document) == ["nic-port-down"]
     document["links"][f"{there}/physfn"] = "../0000:02:00.0"
     assert codes(document) == []
+
+
+def test_an_iwarp_device_is_no_nic_of_kviks() -> None:
+    """An X722 of the board: Ethernet, one GID of its MAC, and no GID of RoCE's whatever its address is."""
+    document = desktop(gpu=CPU_X16, nic=WIDE)
+    rdma = f"{FIRST}/infiniband/mlx5_0"
+    document["files"][f"{rdma}/ports/1/gids/0"] = "0015:17ff:0000:0000:0000:0000:0000:0000"
+    document["files"][f"{rdma}/ports/1/gid_attrs/types/0"] = "IB/RoCE v1"
+    document["files"][f"{FIRST}/vendor"] = "0x8086"
+    assert codes(document) == ["roce-gid-missing"]
+    document["files"][f"{rdma}/node_type"] = "4: RNIC"
+    machine = examined(document)
+    assert findings(machine) == []
+    assert machine.nics == ()
+    said = {one.path: one.reason for one in machine.unread}
+    assert "iWARP" in said["/sys/class/infiniband/mlx5_0"]
