@@ -137,13 +137,20 @@ def _ports_down(devices: Mapping[str, PciDevice], all_nics: Iterable[Nic]) -> It
         if nic.address and nic.ports:
             cards.setdefault(devices[nic.address].card, []).append(nic)
     for nics in cards.values():
-        if not any(port.active for nic in nics for port in nic.ports):
-            yield Finding(
-                "nic-port-down", nics[0].name, f"no port has a link: {nics[0].ports[0].state}",
-                Cost(100.0, "the NIC is not used at all", fails=True),
-                "Plug the cable in, look at the switch's port, and bring the network device up.",
-                "kv,collectives",
-            )  # fmt: skip
+        ports = [port for nic in nics for port in nic.ports]
+        if any(port.active for port in ports):
+            continue
+        # The link is there: InfiniBand's subnet manager has not given it an address.
+        waiting = next((port.state for port in ports if port.state.endswith(("INIT", "ARMED"))), None)
+        yield Finding(
+            "nic-port-down", nics[0].name,
+            f"a port has a link, and no subnet manager has set it up: {waiting}" if waiting
+            else f"no port has a link: {ports[0].state}",
+            Cost(100.0, "the NIC is not used at all", fails=True),
+            "Run a subnet manager on the switch, or `opensm` on one host of the subnet." if waiting
+            else "Plug the cable in, look at the switch's port, and bring the network device up.",
+            "kv,collectives",
+        )  # fmt: skip
 
 
 def _rates(machine: Machine) -> Iterator[Finding]:

@@ -107,3 +107,16 @@ def test_an_iwarp_device_is_no_nic_of_kviks() -> None:
     assert machine.nics == ()
     said = {one.path: one.reason for one in machine.unread}
     assert "iWARP" in said["/sys/class/infiniband/mlx5_0"]
+
+
+@pytest.mark.parametrize("state", ["2: INIT", "3: ARMED"])
+def test_a_link_without_a_subnet_manager_needs_no_cable(state: str) -> None:
+    document = desktop(gpu=CPU_X16, nic=WIDE)
+    port = f"{FIRST}/infiniband/mlx5_0/ports/1"
+    document["files"].update({f"{port}/link_layer": "InfiniBand", f"{port}/state": state})
+    (finding,) = findings(examined(document))
+    assert finding.code == "nic-port-down"
+    assert "no subnet manager" in finding.fact
+    assert state in finding.fact
+    assert "opensm" in finding.advice
+    assert "cable" not in finding.advice
