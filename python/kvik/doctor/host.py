@@ -48,6 +48,7 @@ _MODEL_FILE_SYSTEMS = (
     "beegfs",
 )
 _CAP_IPC_LOCK = 14  # linux/capability.h
+_ALL_IDS = ["0", "0", "4294967295"]  # user_namespaces(7): the first namespace's map of users
 
 
 def read_nics(reader: Reader, devices: dict[str, PciDevice]) -> tuple[Nic, ...]:
@@ -210,7 +211,9 @@ def read_limits(reader: Reader) -> Limits:
         memlock = None if said[1] == "unlimited" else int(said[1])
         limits = replace(limits, memlock=memlock, memlock_known=True)
     caps = re.search(r"CapEff:\s+([0-9a-f]{1,16})", reader.text("/proc/self/status") or "")
-    if caps:
+    # In a user namespace of its own (rootless containers) a process has rights that do not count for this.
+    ids = reader.text("/proc/self/uid_map", optional=True)
+    if caps and (ids is None or ids.split() == _ALL_IDS):
         limits = replace(limits, locks_freely=bool(int(caps[1], 16) >> _CAP_IPC_LOCK & 1))
     limits = read_groups(reader, limits)
     memory = dict(re.findall(r"^(\w+):\s+([0-9]{1,18})\b", reader.text("/proc/meminfo") or "", re.MULTILINE))

@@ -264,3 +264,20 @@ def test_this_process_with_one_processor() -> None:
     command = ["taskset", "-c", str(first), sys.executable, "-c", script]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == str(first)
+
+
+def test_a_right_of_another_user_namespace_locks_no_memory() -> None:
+    """A rootless container has all rights in its own namespace; the kernel asks for those of the first."""
+    document = recorded("two-sockets-8x8")
+    document["files"]["/proc/self/limits"] = "Max locked memory         8388608    8388608    bytes"
+    document["files"]["/proc/self/status"] = "CapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-127\n"
+    for ids, freely, found in (
+        ("         0          0 4294967295", True, []),
+        ("         0     101000      65536", False, ["memlock-low"]),
+    ):
+        document["files"]["/proc/self/uid_map"] = ids
+        saved = save(RecordedTree(document), "a machine", "host")
+        assert "101000" not in json.dumps(saved)
+        for machine in (examined(document), examined(saved)):
+            assert machine.limits.locks_freely == freely
+            assert [one.code for one in findings(machine)] == found
