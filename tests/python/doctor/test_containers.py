@@ -281,3 +281,14 @@ def test_a_right_of_another_user_namespace_locks_no_memory() -> None:
         for machine in (examined(document), examined(saved)):
             assert machine.limits.locks_freely == freely
             assert [one.code for one in findings(machine)] == found
+
+
+def test_what_is_needed_at_least_is_not_said_of_a_rate() -> None:
+    """In a container no network device has hardware behind it, and no rate of a port is known."""
+    document = grouped("0::/", {**UNIFIED, "cpu.max": "50000 100000"})
+    for table in ("files", "links"):
+        document[table] = {path: text for path, text in document[table].items() if "infiniband" not in path}
+    (finding,) = [one for one in findings(examined(document)) if one.code == "cpu-quota-low"]
+    assert finding.fact == "its control groups give it 0.5, and kvik alone needs one, however little it moves"
+    assert finding.cost.percent == 50
+    assert "heartbeats" in finding.cost.source
