@@ -198,7 +198,8 @@ def _cables(nets: Iterable[NetDevice], nics: Iterable[Nic]) -> Iterator[Finding]
 def _memory(machine: Machine) -> Iterator[Finding]:
     limits = machine.limits
     low = limits.memlock_known and limits.memlock is not None and not limits.locks_freely
-    if machine.nics and low and (limits.memlock or 0) < (limits.memory_bytes or 1 << 40) / 2:
+    memory = min(limits.memory_bytes or 1 << 40, limits.memory_limit or 1 << 40)
+    if machine.nics and low and (limits.memlock or 0) < memory / 2:
         yield Finding(
             "memlock-low", "this process",
             f"it may lock {(limits.memlock or 0) >> 10} KiB, and memory for NICs is locked while it is "

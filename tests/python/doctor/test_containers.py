@@ -292,3 +292,12 @@ def test_what_is_needed_at_least_is_not_said_of_a_rate() -> None:
     assert finding.fact == "its control groups give it 0.5, and kvik alone needs one, however little it moves"
     assert finding.cost.percent == 50
     assert "heartbeats" in finding.cost.source
+
+
+def test_locked_memory_is_compared_with_what_the_container_may_have() -> None:
+    """64 GiB may be locked, and the server has 2 TiB."""
+    document = recorded("two-sockets-8x8")
+    document["files"]["/proc/self/limits"] = f"Max locked memory         {64 << 30}    {64 << 30}    bytes"
+    for limit, codes in (("max", ["memlock-low"]), (str(64 << 30), []), (str(256 << 30), ["memlock-low"])):
+        document["files"]["/sys/fs/cgroup/user.slice/memory.max"] = limit
+        assert [one.code for one in findings(examined(document))] == codes
