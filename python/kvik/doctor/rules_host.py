@@ -245,13 +245,12 @@ def _gpu_software(machine: Machine) -> Iterator[Finding]:
 
 
 def _older(libraries: Iterable[Library], driver: str) -> Iterator[Finding]:
-    for library in libraries:
-        # libcuda.so.1.1 is a name for the file, not a version of a driver.
-        if (
-            library.name == "libcuda"
-            and numbers(library.version) > (100,)
-            and numbers(library.version) < numbers(driver)
-        ):
+    # libcuda.so.1.1 is a name for the file, not a version of a driver. Of several in a folder the linker's
+    # cache has the latest.
+    cudas = [one for one in libraries if one.name == "libcuda" and numbers(one.version) > (100,)]
+    latest = {one.path.rpartition("/")[0]: one for one in sorted(cudas, key=lambda one: numbers(one.version))}
+    for library in latest.values():
+        if numbers(library.version) < numbers(driver):
             yield Finding(
                 "library-older-than-driver", library.path,
                 f"libcuda is of {library.version}, and the kernel's driver of {driver}",
