@@ -223,10 +223,11 @@ def _gpu_software(machine: Machine) -> Iterator[Finding]:
     nvidia = [gpu for gpu in machine.gpus if machine.devices[gpu.address].vendor == NVIDIA]
     if not nvidia:
         return
-    if machine.nics and not machine.gpu_driver_open and not any(m in machine.modules for m in _PEER_MODULES):
+    closed = machine.gpu_driver and not machine.gpu_driver_open
+    if machine.nics and closed and not any(m in machine.modules for m in _PEER_MODULES):
         yield Finding(
             "no-peer-memory", ", ".join(gpu.address for gpu in nvidia),
-            "the GPU driver is the closed one or not known (no dma-buf), and no peer memory module is loaded",
+            "the GPU driver is the closed one (no dma-buf), and no peer memory module is loaded",
             Cost(50.0, "each byte passes host memory: it crosses the root complex twice and the host's "
                        "memory "
                  "twice"),

@@ -32,3 +32,12 @@ def test_what_an_efa_lost_is_a_part_of_its_packets(lost: int, packets: int | Non
     said = findings(examine(RecordedTree(document)))
     assert [finding.code for finding in said] == ["port-errors"] * found
     assert not any(word in finding.advice for finding in said for word in ("Change the cable", "RoCE"))
+
+
+def test_a_driver_that_was_not_read_is_not_said_to_be_closed() -> None:
+    document = recorded("two-sockets-8x8", "no-peer-memory")
+    assert [finding.code for finding in findings(examine(RecordedTree(document)))] == ["no-peer-memory"]
+    del document["files"]["/proc/driver/nvidia/version"]
+    machine = examine(RecordedTree(document))
+    assert findings(machine) == []
+    assert "/proc/driver/nvidia/version" in {missing.path for missing in machine.unread}
