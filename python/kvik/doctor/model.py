@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 
@@ -159,12 +160,9 @@ class NumaNode:
 
 def processors(listed: str) -> set[int]:
     """The numbers of a list of the kernel's, such as `0-3,8`."""
-    found: set[int] = set()
-    for part in listed.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdecimal():
-            found |= set(range(int(first), int(last if last.isdecimal() else first) + 1))
-    return found
+    # No kernel has as many as six digits say; a recording may say anything.
+    spans = re.findall(r"\b([0-9]{1,6})(?:-([0-9]{1,6}))?\b", listed)
+    return {number for first, last in spans for number in range(int(first), int(last or first) + 1)}
 
 
 @dataclass(frozen=True)
