@@ -20,6 +20,7 @@ from kvik.doctor.model import (
     Port,
 )
 from kvik.doctor.pci import ADDRESS, AMAZON, MELLANOX
+from kvik.doctor.pci import ROOT as PCI
 from kvik.doctor.reader import Reader
 
 RDMA = "/sys/class/infiniband"
@@ -30,7 +31,7 @@ COUNTERS = (
 )  # fmt: skip
 HW_COUNTERS = (
     "out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated", "rx_drops",
-    "retrans_timeout_events",
+    "retrans_timeout_events", "rx_pkts",
 )  # fmt: skip
 MODULES = ("nvidia", "nvidia_peermem", "nv_peer_mem", "efa", "efa_nv_peermem", "mlx5_core", "mlx5_ib",
            "rpcrdma", "amdgpu", "rdma_rxe")  # fmt: skip
@@ -47,18 +48,40 @@ _MODEL_FILE_SYSTEMS = (
     "beegfs",
 )
 _CAP_IPC_LOCK = 14  # linux/capability.h
+_ALL_IDS = ["0", "0", "4294967295"]  # user_namespaces(7): the first namespace's map of users
 
 
 def read_nics(reader: Reader, devices: dict[str, PciDevice]) -> tuple[Nic, ...]:
-    """RDMA devices of the kernel, and PCI functions that should be one and are not."""
-    found = [_nic(reader, name, devices) for name in reader.names(RDMA)]
-    known = {nic.address for nic in found}
+    """RDMA devices of the kernel, and PCI functions that should be one and are not.
+
+    Virtual functions are for the virtual machines and containers that they are given to."""
+    found = [_nic(reader, name, devices) for name in reader.names(RDMA) if not _is_iwarp(reader, name)]
+    known = [devices[nic.address] for nic in found if nic.address]
     for device in devices.values():
         efa = device.vendor == AMAZON and device.device >> 4 == 0xEFA
-        if device.address not in known and (device.vendor == MELLANOX or efa) and device.kind == "nic":
+        wanted = device.kind == "nic" and (device.vendor == MELLANOX or efa) and device.physical is None
+        if wanted and device not in known and not any(_bonded(reader, device, other) for other in known):
             name = f"{'efa' if efa else 'mlx5'}@{device.address}"
             found.append(Nic(name, device.address, device.numa, device.driver or "none", (), None, None))
     return tuple(found)
+
+
+def _is_iwarp(reader: Reader, name: str) -> bool:
+    """Whether its connections are TCP's (`4: RNIC`): neither kvik nor NCCL can use it."""
+    kind = reader.text(f"{RDMA}/{name}/node_type", optional=True) or ""
+    if kind.startswith("4:"):
+        reader.miss(f"{RDMA}/{name}", "left out: it speaks iWARP, and kvik needs InfiniBand, RoCE or EFA")
+    return kind.startswith("4:")
+
+
+def _bonded(reader: Reader, device: PciDevice, other: PciDevice) -> bool:
+    """Whether two functions of a card are in one bond: mlx5 then has one RDMA device, at one of them, for the
+    ports of both. Where the network devices are another namespace's, it may be so."""
+    if device.card != other.card or device.driver is None:
+        return False
+    nets = [f"{PCI}/{one.address}/net" for one in (device, other)]
+    masters = [{reader.target(f"{net}/{name}/master") for name in reader.names(net, True)} for net in nets]
+    return not masters[0] or bool(masters[0] & masters[1] - {None})
 
 
 def _nic(reader: Reader, name: str, devices: dict[str, PciDevice]) -> Nic:
@@ -77,14 +100,11 @@ def _nic(reader: Reader, name: str, devices: dict[str, PciDevice]) -> Nic:
         if re.fullmatch(r"[0-9]{1,4}", port)
     )
     driver = (device.driver or "unknown") if device else "software"
-    return Nic(name, address, device.numa if device else None, driver, ports,
-               _mtu(reader, path), _node(reader, name))  # fmt: skip
-
-
-def _mtu(reader: Reader, path: str) -> int | None:
-    for net in reader.names(f"{path}/device/net", optional=True):
-        return reader.whole(f"{path}/device/net/{net}/mtu")
-    return None
+    nets = reader.names(f"{path}/device/net", optional=True)
+    mtu = reader.whole(f"{path}/device/net/{nets[0]}/mtu") if nets else None
+    return Nic(
+        name, address, device.numa if device else None, driver, ports, mtu, _node(reader, name)
+    )  # fmt: skip
 
 
 def _node(reader: Reader, name: str) -> str | None:
@@ -191,7 +211,9 @@ def read_limits(reader: Reader) -> Limits:
         memlock = None if said[1] == "unlimited" else int(said[1])
         limits = replace(limits, memlock=memlock, memlock_known=True)
     caps = re.search(r"CapEff:\s+([0-9a-f]{1,16})", reader.text("/proc/self/status") or "")
-    if caps:
+    # In a user namespace of its own (rootless containers) a process has rights that do not count for this.
+    ids = reader.text("/proc/self/uid_map", optional=True)
+    if caps and (ids is None or ids.split() == _ALL_IDS):
         limits = replace(limits, locks_freely=bool(int(caps[1], 16) >> _CAP_IPC_LOCK & 1))
     limits = read_groups(reader, limits)
     memory = dict(re.findall(r"^(\w+):\s+([0-9]{1,18})\b", reader.text("/proc/meminfo") or "", re.MULTILINE))

@@ -29,16 +29,24 @@ def payload_share(max_payload: int) -> float:
     return max_payload / (max_payload + 24)
 
 
-def link_gbs(device: PciDevice) -> float | None:
-    """GB/s of the link above a device. An idle GPU lowers its speed and raises it under load, so of a GPU
-    and of bridges the speed that both ends can have is taken, and the present width."""
+def link_speed(devices: Mapping[str, PciDevice], device: PciDevice) -> float | None:
+    """GT/s of the link above a device. An idle GPU lowers its speed and raises it under load, so of a GPU
+    and of bridges the speed that both ends can have is taken."""
     link = device.link
-    if link.width is None:
-        return None
-    speed = link.speed
-    if device.kind in ("gpu", "bridge"):
-        speed = link.max_speed or link.speed
-    return None if speed is None else pcie_gbs(speed, link.width)
+    if device.kind not in ("gpu", "bridge") or link.max_speed is None:
+        return link.speed
+    # Of bridges, the one below a root port is the upper end of a switch; others may be its ports below.
+    port = slot_link(devices, device) if device.kind == "gpu" or len(device.chain) == 1 else None
+    # A port with fewer lanes than are in use is not what is plugged into: virtual machines have such.
+    if port is None or port.max_speed is None or (port.max_width or 0) < (link.width or 0):
+        return link.max_speed
+    return min(link.max_speed, port.max_speed)
+
+
+def link_gbs(devices: Mapping[str, PciDevice], device: PciDevice) -> float | None:
+    """GB/s of the link above a device, by its speed and its present width."""
+    speed, width = link_speed(devices, device), device.link.width
+    return None if speed is None or width is None else pcie_gbs(speed, width)
 
 
 def slot_link(devices: Mapping[str, PciDevice], device: PciDevice) -> Link | None:
@@ -103,7 +111,7 @@ def _upward(
         # The top bridge is a root port: what it says is the link below it, which the next one says too.
         if here.kind != "bridge" or address != way[-1]:
             said = f"link of {address}" + (f", x{link.width}" if link.width else "")
-            yield link_gbs(here), said
+            yield link_gbs(devices, here), said
 
 
 def _least(hops: list[tuple[float | None, str]]) -> tuple[float | None, str]:

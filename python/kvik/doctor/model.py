@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 
@@ -30,6 +31,8 @@ class PciDevice:
     link: Link
     numa: int | None
     """None where the kernel says -1 or nothing."""
+    physical: str | None = None
+    """Of a virtual function (SR-IOV) the function that it is one of, where this system has that one."""
     driver: str | None = None
     iommu: str | None = None
     """The type of its IOMMU group's domain (`identity`, `DMA`, `DMA-FQ`); None without an IOMMU."""
@@ -43,9 +46,9 @@ class PciDevice:
     """How it is attached, where that is not a slot: `CPU x4 port (M.2 or OCuLink)`, `external`."""
 
     @property
-    def slot(self) -> str:
-        """Its address without the function: the functions of one card share its link."""
-        return self.address.rpartition(".")[0]
+    def card(self) -> str:
+        """The address of its card: without the function, and of a virtual one that of the physical one."""
+        return (self.physical or self.address).rpartition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -157,12 +160,9 @@ class NumaNode:
 
 def processors(listed: str) -> set[int]:
     """The numbers of a list of the kernel's, such as `0-3,8`."""
-    found: set[int] = set()
-    for part in listed.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isdecimal():
-            found |= set(range(int(first), int(last if last.isdecimal() else first) + 1))
-    return found
+    # No kernel has as many as six digits say; a recording may say anything.
+    spans = re.findall(r"\b([0-9]{1,6})(?:-([0-9]{1,6}))?\b", listed)
+    return {number for first, last in spans for number in range(int(first), int(last or first) + 1)}
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ INTEL_CHIPSETS = {
 }
 _PCH_SLOTS = range(0x1A, 0x1E)  # On bus 0 of Intel's, root ports of the chipset; those of the CPU are below.
 _CPU_X4_SLOT = 0x06  # The CPU's port for NVMe of 11th generation Core and later.
+_GONE = 63  # lanes: all bits of the field, which is what is read of a device that does not answer
 _AMD_CHIPSET_SWITCH = range(0x43B0, 0x4400)  # "Promontory" and later: a switch below a port of the CPU
 
 
@@ -45,7 +46,8 @@ def read_devices(reader: Reader) -> dict[str, PciDevice]:
         if ADDRESS.fullmatch(address):
             resolved[address] = target or f"{ROOT}/{address}"
     kinds = {address: _kind(reader, address) for address in resolved}
-    pch = _has_pch(reader, resolved)
+    lpc = "0000:00:1f.0"
+    pch = lpc in resolved and reader.text(f"{ROOT}/{lpc}/vendor") == f"{INTEL:#06x}"
     found: dict[str, PciDevice] = {}
     for address, kind in kinds.items():
         if kind not in ("gpu", "nic", "nvme"):
@@ -94,14 +96,10 @@ def _chain(target: str, address: str) -> tuple[str, ...]:
     return tuple(part for part in reversed(above) if part != address)
 
 
-def _has_pch(reader: Reader, resolved: dict[str, str]) -> bool:
-    bridge = "0000:00:1f.0"
-    return bridge in resolved and reader.text(f"{ROOT}/{bridge}/vendor") == f"{INTEL:#06x}"
-
-
 def _device(reader: Reader, address: str, kind: str, chain: tuple[str, ...]) -> PciDevice:
     path = f"{ROOT}/{address}"
     numa = reader.whole(f"{path}/numa_node", optional=True)
+    physical = reader.target(f"{path}/physfn")
     driver = reader.target(f"{path}/driver")
     group = reader.target(f"{path}/iommu_group")
     config = reader.blob(f"{path}/config")
@@ -117,6 +115,7 @@ def _device(reader: Reader, address: str, kind: str, chain: tuple[str, ...]) -> 
         chain=chain,
         link=_link(reader, path, virtual=not chain and kind != "bridge"),
         numa=None if numa is None or numa < 0 else numa,
+        physical=None if physical is None else physical.rpartition("/")[2],
         driver=None if driver is None else driver.rpartition("/")[2],
         iommu=None if group is None else reader.text(f"{group}/type"),
         bar1_bytes=_bar1(reader, path) if kind == "gpu" else None,
@@ -129,6 +128,9 @@ def _link(reader: Reader, path: str, virtual: bool) -> Link:
     """The link's state. A virtual machine's devices on its root bus have none, which is not worth a note."""
     width = reader.whole(f"{path}/current_link_width", virtual)
     max_width = reader.whole(f"{path}/max_link_width", virtual)
+    if width == _GONE or max_width == _GONE:
+        reader.miss(path, f"says {_GONE} lanes: the device does not answer (it is asleep, or off the bus)")
+        return Link()
     # 0 and 255 are what the kernel shows where a port has no link.
     return Link(
         speed=_speed(reader, f"{path}/current_link_speed", virtual),

@@ -35,12 +35,15 @@ def _cpu(limits: Limits, every: set[int], rate: tuple[float, float, str]) -> Ite
         return
     have, by = min(confined)
     gbs, cost, source = rate
-    need = max(gbs * 1e9 / 2**30 * cost, _LEAST)
+    need = gbs * 1e9 / 2**30 * cost
+    why = f"needs {need:.1f} at {gbs:.1f} GB/s, the rate of its ports"
+    source = f"{cost:g} CPU s a GiB: {source}"
+    if need < _LEAST:
+        need, why, source = _LEAST, "needs one, however little it moves", "docs/deploy.md: late heartbeats"
     if have < need:
         yield Finding(
-            "cpu-quota-low", "this process",
-            f"{by} {have:g}, and kvik alone needs {need:.1f} at {gbs:.1f} GB/s, the rate of its ports",
-            Cost((1 - have / need) * 100, f"{cost:g} CPU s a GiB: {source}"),
+            "cpu-quota-low", "this process", f"{by} {have:g}, and kvik alone {why}",
+            Cost((1 - have / need) * 100, source),
             "Take the CPU limit away, and ask for as many processors as the engine uses: one that is "
             "throttled answers heartbeats late, and its peers take it for dead.",
             "kv",

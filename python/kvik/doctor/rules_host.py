@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 from kvik.doctor.cost import Traffic, roce_share
-from kvik.doctor.model import Cost, Finding, Library, Machine, NetDevice, Nic, Port
+from kvik.doctor.model import Cost, Finding, Library, Machine, NetDevice, Nic, PciDevice, Port
 from kvik.doctor.pci import NVIDIA
 
 _HARD_ERRORS = (
@@ -20,6 +20,7 @@ _RETRIES = (
     "rx_drops",
     "retrans_timeout_events",
 )
+_PACKETS = ("port_rcv_packets", "rx_pkts")
 _RETRY_SHARE = 1e-6  # of packets; fewer cost nothing that can be measured
 _MTUS = (4096, 2048, 1024, 512, 256)
 _MTU_HEADERS = 104  # IPv6 40, UDP 8, BTH 12, largest extension 28, ICRC 4, and a VLAN's bytes to spare
@@ -34,7 +35,7 @@ def host_findings(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
         for port in nic.ports:
             if port.active:
                 yield from _port(nic, port)
-    yield from _ports_down(machine.nics)
+    yield from _ports_down(machine.devices, machine.nics)
     yield from _rates(machine)
     yield from _cables(machine.nets, machine.nics)
     yield from _memory(machine)
@@ -106,11 +107,13 @@ def _port(nic: Nic, port: Port) -> Iterator[Finding]:
 
 def _errors(nic: Nic, port: Port) -> Iterator[Finding]:
     hard = {name: port.counters[name] for name in _HARD_ERRORS if port.counters.get(name)}
-    packets = max(port.counters.get("port_rcv_packets", 0), 0)
+    # Of EFA the second. Without either nobody knows how many packets those are of.
+    known = [max(port.counters[name], 0) for name in _PACKETS if name in port.counters]
+    packets = max(known, default=0)
     retries = {
         name: count
         for name in _RETRIES
-        if (count := port.counters.get(name)) is not None and count > _RETRY_SHARE * packets
+        if known and (count := port.counters.get(name)) is not None and count > _RETRY_SHARE * packets
     }
     if hard or retries:
         said = ", ".join(f"{name} {count}" for name, count in {**hard, **retries}.items())
@@ -119,27 +122,35 @@ def _errors(nic: Nic, port: Port) -> Iterator[Finding]:
             "port-errors", nic.name, f"port {port.number} has counted since its start: {said}",
             Cost(min(share, 100.0) if share is not None else None, "retried packets of all that came" if share
                  is not None else _NO_FORMULA),
-            "Change the cable or module for one of the NIC's vendor; where packets are lost without "
-            "symbol errors, "
-            "set up priority flow control for RoCE on NIC and switch.",
+            "The cables and switches are the cloud's: ask there, with the instance and the time."
+            if nic.driver == "efa"
+            else "Change the cable or module for one of the NIC's vendor; where packets are lost without "
+            "symbol errors, set up priority flow control for RoCE on NIC and switch.",
             "kv,collectives",
         )  # fmt: skip
 
 
-def _ports_down(all_nics: Iterable[Nic]) -> Iterator[Finding]:
+def _ports_down(devices: Mapping[str, PciDevice], all_nics: Iterable[Nic]) -> Iterator[Finding]:
     """Cards without any link: an unused second port is nobody's fault."""
     cards: dict[str, list[Nic]] = {}
     for nic in all_nics:
         if nic.address and nic.ports:
-            cards.setdefault(nic.address.rpartition(".")[0], []).append(nic)
+            cards.setdefault(devices[nic.address].card, []).append(nic)
     for nics in cards.values():
-        if not any(port.active for nic in nics for port in nic.ports):
-            yield Finding(
-                "nic-port-down", nics[0].name, f"no port has a link: {nics[0].ports[0].state}",
-                Cost(100.0, "the NIC is not used at all", fails=True),
-                "Plug the cable in, look at the switch's port, and bring the network device up.",
-                "kv,collectives",
-            )  # fmt: skip
+        ports = [port for nic in nics for port in nic.ports]
+        if any(port.active for port in ports):
+            continue
+        # The link is there: InfiniBand's subnet manager has not given it an address.
+        waiting = next((port.state for port in ports if port.state.endswith(("INIT", "ARMED"))), None)
+        yield Finding(
+            "nic-port-down", nics[0].name,
+            f"a port has a link, and no subnet manager has set it up: {waiting}" if waiting
+            else f"no port has a link: {ports[0].state}",
+            Cost(100.0, "the NIC is not used at all", fails=True),
+            "Run a subnet manager on the switch, or `opensm` on one host of the subnet." if waiting
+            else "Plug the cable in, look at the switch's port, and bring the network device up.",
+            "kv,collectives",
+        )  # fmt: skip
 
 
 def _rates(machine: Machine) -> Iterator[Finding]:
@@ -187,7 +198,8 @@ def _cables(nets: Iterable[NetDevice], nics: Iterable[Nic]) -> Iterator[Finding]
 def _memory(machine: Machine) -> Iterator[Finding]:
     limits = machine.limits
     low = limits.memlock_known and limits.memlock is not None and not limits.locks_freely
-    if machine.nics and low and (limits.memlock or 0) < (limits.memory_bytes or 1 << 40) / 2:
+    memory = min(limits.memory_bytes or 1 << 40, limits.memory_limit or 1 << 40)
+    if machine.nics and low and (limits.memlock or 0) < memory / 2:
         yield Finding(
             "memlock-low", "this process",
             f"it may lock {(limits.memlock or 0) >> 10} KiB, and memory for NICs is locked while it is "
@@ -211,10 +223,11 @@ def _gpu_software(machine: Machine) -> Iterator[Finding]:
     nvidia = [gpu for gpu in machine.gpus if machine.devices[gpu.address].vendor == NVIDIA]
     if not nvidia:
         return
-    if machine.nics and not machine.gpu_driver_open and not any(m in machine.modules for m in _PEER_MODULES):
+    closed = machine.gpu_driver and not machine.gpu_driver_open
+    if machine.nics and closed and not any(m in machine.modules for m in _PEER_MODULES):
         yield Finding(
             "no-peer-memory", ", ".join(gpu.address for gpu in nvidia),
-            "the GPU driver is the closed one or not known (no dma-buf), and no peer memory module is loaded",
+            "the GPU driver is the closed one (no dma-buf), and no peer memory module is loaded",
             Cost(50.0, "each byte passes host memory: it crosses the root complex twice and the host's "
                        "memory "
                  "twice"),
@@ -233,13 +246,12 @@ def _gpu_software(machine: Machine) -> Iterator[Finding]:
 
 
 def _older(libraries: Iterable[Library], driver: str) -> Iterator[Finding]:
-    for library in libraries:
-        # libcuda.so.1.1 is a name for the file, not a version of a driver.
-        if (
-            library.name == "libcuda"
-            and numbers(library.version) > (100,)
-            and numbers(library.version) < numbers(driver)
-        ):
+    # libcuda.so.1.1 is a name for the file, not a version of a driver. Of several in a folder the linker's
+    # cache has the latest.
+    cudas = [one for one in libraries if one.name == "libcuda" and numbers(one.version) > (100,)]
+    latest = {one.path.rpartition("/")[0]: one for one in sorted(cudas, key=lambda one: numbers(one.version))}
+    for library in latest.values():
+        if numbers(library.version) < numbers(driver):
             yield Finding(
                 "library-older-than-driver", library.path,
                 f"libcuda is of {library.version}, and the kernel's driver of {driver}",

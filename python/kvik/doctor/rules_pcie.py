@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from kvik.doctor.cost import Traffic, chipset_percent, width_percent
-from kvik.doctor.links import link_gbs, payload_share, pcie_gbs, slot_link
+from kvik.doctor.links import link_gbs, link_speed, payload_share, pcie_gbs, slot_link
 from kvik.doctor.model import Cost, Finding, Machine, Nic, PciDevice
 from kvik.doctor.pci import NVIDIA
 
@@ -29,7 +29,7 @@ def _nic_links(machine: Machine) -> Iterator[Finding]:
     """A NIC whose link carries less than its ports. Functions of one card with the same link count once."""
     for nic in machine.nics:
         device = machine.devices[nic.address] if nic.address else None
-        now = link_gbs(device) if device else None
+        now = link_gbs(machine.devices, device) if device else None
         if device is None or now is None or not nic.rate_gbits:
             continue
         usable = now * payload_share(device.max_payload or 256)
@@ -38,8 +38,8 @@ def _nic_links(machine: Machine) -> Iterator[Finding]:
             yield Finding(
                 "nic-link-narrow",
                 nic.name,
-                f"its PCIe link has {_said(device)}: {now:.1f} GB/s, and its ports {rate:.1f} "
-                f"GB/s{_slot(machine.devices, device)}",
+                f"its PCIe link has {_said(machine.devices, device)}: {now:.1f} GB/s, and its ports "
+                f"{rate:.1f} GB/s{_slot(machine.devices, device)}",
                 Cost((1 - usable / rate) * 100, f"{PCIE}, less 24 bytes a packet", usable, rate),
                 _wider(machine.devices, device),
                 "kv,collectives",
@@ -51,11 +51,12 @@ def _other_links(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
         link = device.link
         if device.kind not in ("gpu", "nvme") or not link.width or not link.max_width or not link.max_speed:
             continue
-        now = link_gbs(device)
-        could = pcie_gbs(link.max_speed, link.max_width)
+        gpu = device.kind == "gpu"
+        now = link_gbs(machine.devices, device)
+        speed = link_speed(machine.devices, device) if gpu else link.max_speed
+        could = pcie_gbs(speed or link.max_speed, link.max_width)
         if now is None or now >= could * 0.99:
             continue
-        gpu = device.kind == "gpu"
         modelled = gpu and traffic.tp > 1
         # More than the wire carries helps no collective.
         needed = min(could, max((nic.rate_gbits / 8 for nic in machine.nics), default=0.0) or could)
@@ -63,16 +64,16 @@ def _other_links(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
         yield Finding(
             f"{device.kind}-link-narrow",
             device.address,
-            f"its PCIe link has {_said(device)} of x{link.max_width}: {now:.1f} of {could:.1f} GB/s"
-            f"{_slot(machine.devices, device)}",
+            f"its PCIe link has {_said(machine.devices, device)} of x{link.max_width}: {now:.1f} of "
+            f"{could:.1f} GB/s{_slot(machine.devices, device)}",
             Cost(percent, _MODEL if modelled else PCIE, now, could),
             _wider(machine.devices, device),
             "kv,collectives,load" if gpu else "load",
         )
 
 
-def _said(device: PciDevice) -> str:
-    speed = device.link.speed if device.kind != "gpu" else device.link.max_speed or device.link.speed
+def _said(devices: Mapping[str, PciDevice], device: PciDevice) -> str:
+    speed = link_speed(devices, device)
     return f"x{device.link.width} at {speed:g} GT/s" if speed else f"x{device.link.width}"
 
 
@@ -181,15 +182,15 @@ def _acs(machine: Machine) -> Iterator[Finding]:
                 for bridge in chain[: chain.index(common)]:
                     if machine.devices[bridge].acs_redirects and bridge not in seen:
                         seen.add(bridge)
-                        yield _acs_finding(machine.devices[common], bridge)
+                        yield _acs_finding(machine.devices, common, bridge)
 
 
-def _acs_finding(switch: PciDevice, bridge: str) -> Finding:
-    up = link_gbs(switch)
+def _acs_finding(devices: Mapping[str, PciDevice], switch: str, bridge: str) -> Finding:
+    up = link_gbs(devices, devices[switch])
     return Finding(
         "acs-on-path",
         bridge,
-        f"ACS sends requests between a GPU and a NIC below {switch.address} up to the root complex and back",
+        f"ACS sends requests between a GPU and a NIC below {switch} up to the root complex and back",
         Cost(
             50.0,
             "each byte passes the switch's upstream link twice: half of its GB/s",

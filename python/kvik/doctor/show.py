@@ -131,7 +131,7 @@ def label(machine: Machine, address: str) -> str:
     ]
     names += [nvme.name for nvme in machine.nvmes if nvme.address == address]
     said = [f"{device.kind} {', '.join(names)}".strip()]
-    gbs = link_gbs(device)
+    gbs = link_gbs(machine.devices, device)
     if gbs is not None and (device.kind != "bridge" or device.chain):
         said.append(f"x{device.link.width} {gbs:.1f} GB/s")
     if device.numa is not None and len(machine.nodes) > 1:

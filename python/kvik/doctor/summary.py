@@ -7,6 +7,7 @@ so nothing in it names the machine; and nothing changes by itself, as counters a
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from kvik.doctor.examining import examine
@@ -29,11 +30,11 @@ def summary(tree: Tree, host: str | None = None) -> dict[str, Any]:
         "container": machine.container,
         "nodes": [f"{node.number}: processors {node.cpus}" for node in machine.nodes],
         "gpus": [
-            f"{gpu.address}: {gpu.name}{_place(machine.devices[gpu.address])}{_window(gpu.bar1_bytes)}"
+            f"{gpu.address}: {gpu.name}{_place(machine.devices, gpu.address)}{_window(gpu.bar1_bytes)}"
             for gpu in machine.gpus
         ],
-        "nics": [_nic(nic, machine.devices.get(nic.address or "")) for nic in machine.nics],
-        "nvmes": [f"{nvme.address}{_place(machine.devices[nvme.address])}" for nvme in machine.nvmes],
+        "nics": [_nic(nic, machine.devices) for nic in machine.nics],
+        "nvmes": [f"{nvme.address}{_place(machine.devices, nvme.address)}" for nvme in machine.nvmes],
         "gpu_driver": machine.gpu_driver,
         "modules": sorted(machine.modules),
         "libraries": sorted({f"{library.name} {library.version}" for library in machine.libraries}),
@@ -51,11 +52,10 @@ def _limit(value: float | None, known: bool) -> float | str | None:
     return ("unlimited" if value is None else value) if known else None
 
 
-def _place(device: PciDevice | None) -> str:
+def _place(devices: Mapping[str, PciDevice], address: str) -> str:
     """The link and the node of a device."""
-    if device is None:
-        return ""
-    gbs = link_gbs(device)
+    device = devices[address]
+    gbs = link_gbs(devices, device)
     link = "" if gbs is None else f", x{device.link.width} {gbs:.1f} GB/s"
     return link + ("" if device.numa is None else f", node {device.numa}")
 
@@ -64,10 +64,10 @@ def _window(bar1: int | None) -> str:
     return "" if bar1 is None else f", window of {bar1 >> 20} MiB"
 
 
-def _nic(nic: Nic, device: PciDevice | None) -> str:
+def _nic(nic: Nic, devices: Mapping[str, PciDevice]) -> str:
     rate = f"{nic.rate_gbits:g} Gbit/s" if nic.rate_gbits else "no link"
     mtu = "" if nic.mtu is None else f", mtu {nic.mtu}"
-    return f"{nic.name}: {nic.driver}, {rate}{mtu}{_place(device)}"
+    return f"{nic.name}: {nic.driver}, {rate}{mtu}{_place(devices, nic.address) if nic.address else ''}"
 
 
 if __name__ == "__main__":

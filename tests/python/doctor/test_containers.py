@@ -264,3 +264,40 @@ def test_this_process_with_one_processor() -> None:
     command = ["taskset", "-c", str(first), sys.executable, "-c", script]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == str(first)
+
+
+def test_a_right_of_another_user_namespace_locks_no_memory() -> None:
+    """A rootless container has all rights in its own namespace; the kernel asks for those of the first."""
+    document = recorded("two-sockets-8x8")
+    document["files"]["/proc/self/limits"] = "Max locked memory         8388608    8388608    bytes"
+    document["files"]["/proc/self/status"] = "CapEff:\t000001ffffffffff\nCpus_allowed_list:\t0-127\n"
+    for ids, freely, found in (
+        ("         0          0 4294967295", True, []),
+        ("         0     101000      65536", False, ["memlock-low"]),
+    ):
+        document["files"]["/proc/self/uid_map"] = ids
+        saved = save(RecordedTree(document), "a machine", "host")
+        assert "101000" not in json.dumps(saved)
+        for machine in (examined(document), examined(saved)):
+            assert machine.limits.locks_freely == freely
+            assert [one.code for one in findings(machine)] == found
+
+
+def test_what_is_needed_at_least_is_not_said_of_a_rate() -> None:
+    """In a container no network device has hardware behind it, and no rate of a port is known."""
+    document = grouped("0::/", {**UNIFIED, "cpu.max": "50000 100000"})
+    for table in ("files", "links"):
+        document[table] = {path: text for path, text in document[table].items() if "infiniband" not in path}
+    (finding,) = [one for one in findings(examined(document)) if one.code == "cpu-quota-low"]
+    assert finding.fact == "its control groups give it 0.5, and kvik alone needs one, however little it moves"
+    assert finding.cost.percent == 50
+    assert "heartbeats" in finding.cost.source
+
+
+def test_locked_memory_is_compared_with_what_the_container_may_have() -> None:
+    """64 GiB may be locked, and the server has 2 TiB."""
+    document = recorded("two-sockets-8x8")
+    document["files"]["/proc/self/limits"] = f"Max locked memory         {64 << 30}    {64 << 30}    bytes"
+    for limit, codes in (("max", ["memlock-low"]), (str(64 << 30), []), (str(256 << 30), ["memlock-low"])):
+        document["files"]["/sys/fs/cgroup/user.slice/memory.max"] = limit
+        assert [one.code for one in findings(examined(document))] == codes

@@ -9,6 +9,7 @@ from kvik.doctor.comparing import compare
 from kvik.doctor.cost import change, predict
 from kvik.doctor.links import payload_share, pcie_gbs
 from kvik.doctor.model import Machine
+from kvik.doctor.show import machine_lines
 from tests.python.doctor.machines import STATES, recorded
 from tests.python.doctor.machines.desktops import BEFORE as BEFORE_MOVING
 from tests.python.doctor.machines.desktops import CHIPSETS
@@ -166,3 +167,61 @@ def test_pairs_name_their_bottleneck() -> None:
     assert pairs["mlx5_0", "memory"].gbs == pytest.approx(15.754, rel=1e-3)
     assert pairs["mlx5_0", "wire"].gbs == 12.5
     assert BEFORE.dmi_gbs == pytest.approx(15.754, rel=1e-3)
+
+
+def test_a_gpu_in_a_slower_slot_has_the_slots_speed() -> None:
+    """An H100 (32 GT/s) in a server of 16 GT/s: its link has half of what the GPU could."""
+    document = desktop(gpu=CPU_X16, nic=("0000:00:02.0", 16))
+    gpu, port = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0", "/sys/devices/pci0000:00/0000:00:01.0"
+
+    def paths() -> tuple[float | None, str]:
+        machine = examined(document)
+        assert findings(machine) == []
+        (to_memory,) = [pair.gbs for pair in machine.pairs if (pair.a, pair.b) == ("0000:01:00.0", "memory")]
+        return to_memory, next(line for line in machine_lines(machine) if "0000:01:00.0" in line)
+
+    document["files"][f"{gpu}/max_link_speed"] = "32.0 GT/s PCIe"
+    gbs, line = paths()
+    assert gbs == pytest.approx(31.508, rel=1e-3)
+    assert "x16 31.5 GB/s" in line
+    # Idle, both ends show less; a virtual machine's port shows what is no slot's.
+    for folder in (gpu, port):
+        document["files"][f"{folder}/current_link_speed"] = "2.5 GT/s PCIe"
+    assert paths()[0] == pytest.approx(31.508, rel=1e-3)
+    document["files"][f"{port}/max_link_speed"] = "2.5 GT/s PCIe"
+    document["files"][f"{port}/max_link_width"] = "1"
+    assert paths()[0] == pytest.approx(63.015, rel=1e-3)
+
+
+def test_a_switch_in_a_slower_slot_has_the_slots_speed() -> None:
+    document = recorded("two-sockets-8x8")
+    for path in document["files"]:
+        if path.endswith("/0000:00:01.0/max_link_speed"):
+            document["files"][path] = "16.0 GT/s PCIe"
+    to_memory = {pair.a: pair.gbs for pair in examined(document).pairs if pair.b == "memory"}
+    assert to_memory["0000:12:00.0"] == pytest.approx(31.508, rel=1e-3)
+    assert to_memory["0000:1a:00.0"] == pytest.approx(63.015, rel=1e-3)
+
+
+def test_few_lanes_in_a_slower_slot_cost_what_the_slot_could_give() -> None:
+    document = desktop(gpu=("0000:00:01.0", 4), nic=("0000:00:02.0", 16))
+    gpu = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
+    document["files"][f"{gpu}/max_link_speed"] = "32.0 GT/s PCIe"
+    (finding,) = findings(examined(document))
+    assert finding.code == "gpu-link-narrow"
+    assert "x4 at 16 GT/s of x16: 7.9 of 31.5 GB/s" in finding.fact
+
+
+def test_a_gpu_that_does_not_answer_has_no_lanes() -> None:
+    """All bits are set in what is read of it: 63 lanes of 64 GT/s."""
+    document = desktop(gpu=CPU_X16, nic=("0000:00:02.0", 16))
+    gpu = "/sys/devices/pci0000:00/0000:00:01.0/0000:01:00.0"
+    for which in ("current", "max"):
+        document["files"][f"{gpu}/{which}_link_width"] = "63"
+    document["files"][f"{gpu}/current_link_speed"] = "Unknown"
+    document["files"][f"{gpu}/max_link_speed"] = "64.0 GT/s PCIe"
+    machine = examined(document)
+    assert {pair.gbs for pair in machine.pairs if pair.a == "0000:01:00.0" and pair.b == "memory"} == {None}
+    assert "x63" not in "\n".join(machine_lines(machine))
+    said = {one.path: one.reason for one in machine.unread}
+    assert "does not answer" in said["/sys/bus/pci/devices/0000:01:00.0"]

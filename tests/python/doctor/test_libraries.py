@@ -154,3 +154,14 @@ def test_a_folder_that_was_recorded_by_hand(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     (folder / "libnccl.so.2").touch()
     assert [(one.name, one.version) for one in examine(load(tmp_path)).libraries] == [("libnccl", "2")]
+
+
+def test_an_older_libcuda_beside_the_hosts_is_not_used() -> None:
+    """A container's runtime mounts the host's libcuda into the folder where the image has one of its own."""
+    document = recorded("two-sockets-8x8")
+    folder = "/usr/lib/x86_64-linux-gnu"
+    document["files"][f"{folder}/libcuda.so.535.104.05"] = ""
+    assert findings(examine(RecordedTree(document))) == []
+    del document["files"][f"{folder}/libcuda.so.570.133.20"]
+    (finding,) = findings(examine(RecordedTree(document)))
+    assert (finding.code, finding.device) == ("library-older-than-driver", f"{folder}/libcuda.so.535.104.05")

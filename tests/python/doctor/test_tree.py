@@ -131,3 +131,12 @@ def test_each_unread_fact_is_named_with_its_path() -> None:
     document["unread"] = {path: "not permitted"}
     missing = {one.path: one.reason for one in examine(RecordedTree(document)).unread}
     assert missing["/sys/bus/pci/devices/0000:02:00.0/current_link_width"] == "not permitted"
+
+
+@pytest.mark.parametrize("cpus", ["9" * 5000, "0-" + "9" * 5000, "x", "3-1", "-"])
+def test_processors_of_any_numbers_are_read(cpus: str) -> None:
+    document = desktop(gpu=CPU_X16, nic=("0000:00:02.0", 16))
+    document["files"]["/sys/devices/system/node/node0/cpulist"] = cpus
+    machine = examine(RecordedTree(document))
+    assert len(machine.nodes[0].processors) <= 1
+    assert findings(machine) == []

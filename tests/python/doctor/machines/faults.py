@@ -54,6 +54,10 @@ def _lost_packets(machine: Machine) -> None:
     _first(machine, "nic").counters["out_of_sequence"] = 200_000
 
 
+def _lost_by_the_cloud(machine: Machine) -> None:
+    _first(machine, "efa").counters["rx_drops"] = 200_000
+
+
 def _bad_cable(machine: Machine) -> None:
     _first(machine, "nic").counters["symbol_error"] = 4711
 
@@ -162,6 +166,7 @@ FAULTS: dict[str, tuple[str, Fault]] = {
     "memlock": ("memlock-low", _memlock),
     "mtu": ("mtu-small", _small_mtu),
     "lost-packets": ("port-errors", _lost_packets),
+    "lost-by-the-cloud": ("port-errors", _lost_by_the_cloud),
     "bad-cable": ("port-errors", _bad_cable),
     "bar1": ("bar1-small", _bar1),
     "no-peer-memory": ("no-peer-memory", _no_peer_memory),
@@ -188,7 +193,7 @@ WITH_LINKS = ("nic-narrow", "nic-slow", "gpu-narrow")
 WITH_SWITCH = ("acs",)
 TWO_NODES = ("nics-on-one-node", "numa-unknown")
 ROCE = ("mtu", "lost-packets", "bad-cable", "no-address", "nfs", "verbs-twice", "slow-module")
-EFA = ("fabric-twice", "old-fabric")
+EFA = ("fabric-twice", "old-fabric", "lost-by-the-cloud")
 
 
 def planted(machine: Machine, fault: str) -> Machine:

@@ -243,7 +243,7 @@ class _Recording:
             self.files[f"{port}/gid_attrs/ndevs/{index}"] = f"{device.net}\n"
         # EFA counts in hw_counters only (drivers/infiniband/hw/efa/efa_verbs.c).
         hardware = (
-            {"rx_drops": 0}
+            {"rx_drops": 0, "rx_pkts": 10_000_000, "retrans_timeout_events": 0}
             if efa
             else {"out_of_sequence": 0, "packet_seq_err": 0, "local_ack_timeout_err": 0}
         )
