@@ -43,7 +43,7 @@ fn peer() {
         let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));
         match word {
             "close" => println!("\npeer: {:?}", region.close(PATIENCE).map_err(|error| error.code)),
-            "has" => println!("\npeer: {}", bytes(&region) == pattern(rest.parse().unwrap())),
+            "has" => println!("\npeer: {}", bytes(&region) == pattern(BYTES, rest.parse().unwrap())),
             "read" => {
                 let read = engine.read(&whole(&region, PAGE), &rest.parse().unwrap(), None, within(PATIENCE));
                 let report = read.unwrap().wait(Some(PATIENCE)).unwrap();
@@ -73,11 +73,6 @@ fn memory(role: &str, engine: &Engine, seed: u8) -> Region {
     };
     fill(&region, seed);
     region
-}
-
-/// What [`fill`] puts into a region.
-fn pattern(seed: u8) -> Vec<u8> {
-    (0..BYTES).map(|i| (i * 7 + i / 4096) as u8 ^ seed).collect()
 }
 
 /// How memory of a word is read by another process.
@@ -181,7 +176,7 @@ fn moves(theirs: &'static str, own: &[&str]) {
             // From the peer's pages back to the same ones: whatever their order here, the content says it.
             blank(&here, 0xEE);
             let set = paged_set(&here, order, PAGE);
-            let expected = pattern(SEED);
+            let expected = pattern(BYTES, SEED);
             let report =
                 move_all(&engine, &peer, Op::Read, (&set, Some(order)), with(Preference::Local, verify))
                     .unwrap();
@@ -274,7 +269,7 @@ gpus! {
             let report = read(Preference::Auto).unwrap();
             assert_eq!(report.transport.name(), "tcp");
             why(&rejected(&report.rejected_transports));
-            assert!(bytes(&here) == pattern(SEED));
+            assert!(bytes(&here) == pattern(BYTES, SEED));
             let report = move_all(&engine, &peer, Op::Write, (&set, None), with(Preference::Local, Verify::Full));
             assert_eq!(report.unwrap().mechanism, "memfd");
             // This side's.
@@ -306,7 +301,7 @@ gpus! {
         control.say("fail cuIpcOpenMemHandle_v2 nth=1 code=205");
         let report = read(Preference::Auto).unwrap();
         assert_eq!(report.transport.name(), "tcp");
-        assert!(bytes(&here)[..PAGE as usize] == pattern(SEED)[..PAGE as usize]);
+        assert!(bytes(&here)[..PAGE as usize] == pattern(BYTES, SEED)[..PAGE as usize]);
         // What was refused once is asked for again.
         control.say("clear");
         assert_eq!(read(Preference::Auto).unwrap().mechanism, "cuda_ipc");
@@ -332,7 +327,7 @@ gpus! {
         wait_until("its memory to be closed", || control.count("opened") == 0);
         let next = Peer::start("gpu", &[]);
         move_all(&engine, &next, Op::Read, (&set, None), full()).unwrap();
-        assert!(bytes(&here) == pattern(SEED));
+        assert!(bytes(&here) == pattern(BYTES, SEED));
         here.close(PATIENCE).unwrap();
     }
     fn a_region_that_a_silent_peer_has_open_is_free_when_the_peer_is_gone(control) {
@@ -374,7 +369,7 @@ fn a_process_without_cuda_or_without_the_gpu_takes_another_transport() {
             let report = read(Preference::Auto).unwrap();
             assert_eq!(report.transport.name(), "tcp");
             assert!(rejected(&report.rejected_transports).contains(word), "{report:?}");
-            assert!(bytes(&here) == pattern(SEED));
+            assert!(bytes(&here) == pattern(BYTES, SEED));
             // From now on it does use CUDA.
             std::mem::forget(App::on(0));
         }

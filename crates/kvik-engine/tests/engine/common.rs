@@ -26,8 +26,18 @@ pub fn region(engine: &Engine, pages: u32, seed: u8) -> Region {
 }
 
 pub fn fill(region: &Region, seed: u8) {
-    let bytes: Vec<u8> = (0..region.bytes()).map(|i| (i * 7 + i / 4096) as u8 ^ seed).collect();
-    region.write_at(0, &bytes).unwrap();
+    region.write_at(0, &pattern(region.bytes(), seed)).unwrap();
+}
+
+/// Bytes that depend on `seed`, their place in 4 KiB, and the number of these 4 KiB.
+pub fn pattern(bytes: u64, seed: u8) -> Vec<u8> {
+    let mut all = vec![0; bytes as usize];
+    for (number, part) in all.chunks_mut(4096).enumerate() {
+        for (at, byte) in part.iter_mut().enumerate() {
+            *byte = (at as u8).wrapping_mul(7).wrapping_add(number as u8) ^ seed;
+        }
+    }
+    all
 }
 
 /// Every byte the same.
