@@ -18,7 +18,9 @@ EXPORT struct ibv_comp_channel *ibv_create_comp_channel(struct ibv_context *ibv)
         return NULL;
     }
     fcntl(pipes[1], F_SETFL, O_NONBLOCK);
-    struct request request = {.kind = OPEN_CHANNEL, .context = context_of(ibv)->name};
+    struct context *context = context_of(ibv);
+    struct request request = {
+        .kind = OPEN_CHANNEL, .device = context->device, .context = context->name};
     struct reply reply;
     int error = ask(&request, pipes[1], &reply);
     close(pipes[1]);
@@ -157,7 +159,9 @@ EXPORT int ibv_get_cq_event(struct ibv_comp_channel *channel, struct ibv_cq **cq
     struct completions *queue = NULL;
     while (queue == NULL) {
         uint32_t name;
-        if (read(channel->fd, &name, sizeof name) != sizeof name) {
+        ssize_t got = read(channel->fd, &name, sizeof name);
+        if (got != sizeof name) {
+            errno = got == 0 ? EIO : errno;
             return -1;
         }
         pthread_mutex_lock(&lock);

@@ -239,6 +239,7 @@ EXPORT int ibv_get_async_event(struct ibv_context *ibv, struct ibv_async_event *
         struct happening happening;
         ssize_t got = read(ibv->async_fd, &happening, sizeof happening);
         if (got != sizeof happening) {
+            errno = got == 0 ? EIO : errno;
             return -1;
         }
         pthread_mutex_lock(&lock);

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 const uint32_t usual_status = IBV_WC_RETRY_EXC_ERR;
 
@@ -31,6 +32,17 @@ static void end_device(uint32_t number) {
     tell_all(number, IBV_EVENT_DEVICE_FATAL);
 }
 
+/* It is unplugged: what tells of events and completions can be read no more. */
+static void unplug_device(uint32_t number) {
+    end_device(number);
+    for (struct object *object = objects; object != NULL; object = object->next) {
+        if ((object->kind == CONTEXT || object->kind == CHANNEL) && object->device == number) {
+            close(((struct channel *)object)->events);
+            ((struct channel *)object)->events = -1;
+        }
+    }
+}
+
 int apply(const struct fault *fault, uint32_t number) {
     if (strcmp(fault->kind, "lose") == 0) {
         faults[number].lose = (uint32_t)fault->count;
@@ -38,6 +50,8 @@ int apply(const struct fault *fault, uint32_t number) {
         set_down(number, strcmp(fault->kind, "down") == 0);
     } else if (strcmp(fault->kind, "fatal") == 0) {
         end_device(number);
+    } else if (strcmp(fault->kind, "gone") == 0) {
+        unplug_device(number);
     } else if (strcmp(fault->kind, "clear") == 0) {
         clear_faults(number);
         atomic_store(&board->devices[number].again, 0);

@@ -103,3 +103,17 @@ pub fn rests(pair: &Pair) {
     let spent = used() - before;
     assert!(spent < 0.03, "{spent:.3} s of CPU time in 0.6 s in which nothing moved");
 }
+
+/// What tells of its events and completions is readable for ever then.
+#[test]
+fn a_device_that_is_unplugged_lets_its_thread_sleep() {
+    let (nic, name) = (crate::nics::ROCE, "a_device_that_is_unplugged_lets_its_thread_sleep");
+    nic.one.place(&format!("{}::{name}", module_path!()), |control| {
+        let pair = Pair::new(nic.one);
+        pair.pass();
+        control.expect("the stand-in is there").say("gone");
+        rests(&pair);
+        let up = format!("kvik_nic_up{{nic=\"{}\"}}", nic.names[0]);
+        assert_eq!([&pair.owner, &pair.other].map(|engine| metric(engine, &up)), [0.0; 2]);
+    });
+}

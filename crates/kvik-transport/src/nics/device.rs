@@ -5,6 +5,7 @@ use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
 pub(crate) use kvik_host::rma::{Posted, Run};
 use kvik_proto::{NicKey, Op};
+use std::fmt::Display;
 use std::rc::Rc;
 
 /// An open NIC. It and all that comes of it are one thread's.
@@ -130,8 +131,18 @@ pub(crate) enum CancelScope {
     Session,
 }
 
+/// The NIC, or its library, refused.
+pub(super) fn no(error: impl Display) -> Error {
+    Error::new(Code::TransportUnavailable, error.to_string())
+}
+
+/// Nothing is to be reached over the connection, or nothing can be learnt of it.
+pub(super) fn lost(error: impl Display) -> Error {
+    Error::new(Code::PeerLost, error.to_string())
+}
+
 /// Something of a NIC that was to be stopped was not: it may touch memory until the process ends.
-pub(crate) fn goes_on(error: &dyn std::fmt::Display) -> Error {
+pub(crate) fn goes_on(error: &dyn Display) -> Error {
     let text = format!(
         "{error}: what it had in flight, and peers that reach it, may touch memory of this process still; restart the \
          process"

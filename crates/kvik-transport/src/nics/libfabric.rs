@@ -5,7 +5,7 @@
 //! one of them must be cut off.
 
 use super::NicOptions;
-use super::device::{CancelScope, Done, LONGEST, Operation, Posted, RmaDevice, goes_on};
+use super::device::{CancelScope, Done, LONGEST, Operation, Posted, RmaDevice, goes_on, lost, no};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -73,7 +73,7 @@ impl Side {
 type Watch = Option<(Rc<Epoll>, u64)>;
 
 fn open(device: &Rc<Device>, depth: usize, watch: &Watch) -> Result<Endpoint> {
-    let mut endpoint = Endpoint::open(device, depth).map_err(refused)?;
+    let mut endpoint = Endpoint::open(device, depth).map_err(no)?;
     if let Some((epoll, token)) = watch {
         endpoint.watch(epoll, *token).map_err(|error| from_host(Code::InvalidArgument, error))?;
     }
@@ -92,7 +92,7 @@ fn open_elsewhere(
     let mut known = Vec::new();
     while known.len() < ADDRESSES {
         let mut endpoint = open(device, depth, watch)?;
-        let address = endpoint.address().map_err(refused)?;
+        let address = endpoint.address().map_err(no)?;
         if had.contains(&address) {
             known.push(endpoint);
             continue;
@@ -105,14 +105,9 @@ fn open_elsewhere(
     Err(Error::new(Code::TransportUnavailable, text))
 }
 
-fn refused(error: FabricError) -> Error {
-    Error::new(Code::TransportUnavailable, error.to_string())
-}
-
 /// The NICs of a provider, one for each device.
 pub(super) fn nics(options: &NicOptions, provider: &str) -> Result<Vec<Arc<Nic>>> {
-    let no = |text: String| Error::new(Code::TransportUnavailable, text);
-    let fabric = Fabric::load(options.library.as_deref()).map_err(|error| no(error.to_string()))?;
+    let fabric = Fabric::load(options.library.as_deref()).map_err(no)?;
     // Its writes into another process go on after its own endpoint was closed, and closing one with operations under
     // case ends the process (seen with libfabric 1.17): nothing that was promised for an end would hold. Where no
     // process writes into another one (`FI_SHM_DISABLE_CMA`) that is better, but forgetting a peer of the own process
@@ -120,7 +115,7 @@ pub(super) fn nics(options: &NicOptions, provider: &str) -> Result<Vec<Arc<Nic>>
     // reached it: the 257th peer takes another's place, unnoticed in a build without assertions (`smr_map_add` of 2.1).
     if provider == "shm" {
         let text = "libfabric's provider \"shm\" cannot be stopped in the middle of a transfer: use transport \"local\"";
-        return Err(no(text.into()));
+        return Err(no(text));
     }
     let source = options.source.map(|address| address.to_string());
     let found = fabric.nics(provider, source.as_deref());
@@ -141,7 +136,7 @@ pub(super) fn nics(options: &NicOptions, provider: &str) -> Result<Vec<Arc<Nic>>
 impl FabricRmaDevice {
     /// Opens the NIC.
     pub fn open(nic: &Arc<Nic>, depth: usize) -> Result<FabricRmaDevice> {
-        let device = Device::open(nic).map_err(refused)?;
+        let device = Device::open(nic).map_err(no)?;
         match device.gpus() {
             Ok(()) => log::info!("NIC {} reaches memory of GPUs by dma-bufs", nic.name()),
             Err(why) => log::debug!("NIC {} reaches no memory of GPUs: {why}", nic.name()),
@@ -195,7 +190,7 @@ impl RmaDevice for FabricRmaDevice {
     }
 
     fn address(&mut self) -> Result<Vec<u8>> {
-        self.target()?.address().map_err(refused)
+        self.target()?.address().map_err(no)
     }
 
     fn watch(&mut self, epoll: &Rc<Epoll>, token: u64) -> Result<bool> {
@@ -218,7 +213,7 @@ impl RmaDevice for FabricRmaDevice {
                 let hint = "raise the limit of locked memory (ulimit -l) if that is why";
                 Error::new(Code::TransportUnavailable, format!("{error}; {hint}"))
             }),
-            RegionMemory::Device(memory) => self.device.register_gpu(memory, true).map_err(refused),
+            RegionMemory::Device(memory) => self.device.register_gpu(memory, true).map_err(no),
         }?;
         let key = NicKey { key: known.key(), base: known.base() };
         Ok((known, key))
@@ -234,11 +229,11 @@ impl RmaDevice for FabricRmaDevice {
     }
 
     fn connect(&mut self, _session: u64, told: &[u8]) -> Result<Slot> {
-        self.posts()?.add_peer(told).map_err(|error| Error::new(Code::PeerLost, error.to_string()))
+        self.posts()?.add_peer(told).map_err(lost)
     }
 
     fn disconnect_peer(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<bool> {
-        let known = self.target.endpoint.as_mut().map(Endpoint::address).transpose().map_err(refused)?;
+        let known = self.target.endpoint.as_mut().map(Endpoint::address).transpose().map_err(no)?;
         // One by another address was cut before, when the peer had not heard of it yet.
         if known.is_some_and(|known| known != told) { Ok(false) } else { self.fence(session) }
     }
@@ -281,17 +276,16 @@ impl RmaDevice for FabricRmaDevice {
     fn flush(&mut self) {}
 
     fn poll(&mut self, done: &mut Vec<Done>) -> Result<()> {
-        let failed = |error: FabricError| Error::new(Code::PeerLost, error.to_string());
         if let Some(posts) = &mut self.posts.endpoint {
-            posts.poll(&mut self.taken).map_err(failed)?;
+            posts.poll(&mut self.taken).map_err(lost)?;
         }
         let ended = self.taken.drain(..);
-        done.extend(ended.map(|ended| Done { token: ended.token, result: ended.result.map_err(failed) }));
+        done.extend(ended.map(|ended| Done { token: ended.token, result: ended.result.map_err(lost) }));
         // Nothing ends there, but many move the bytes of peers only when asked.
         let target = self.target.endpoint.as_mut();
         let polled = target.map_or(Ok(()), |target| target.poll(&mut self.taken));
         self.taken.clear();
-        polled.map_err(failed)
+        polled.map_err(lost)
     }
 
     /// Of the NIC itself libfabric tells by failed operations only.

@@ -4,7 +4,7 @@
 //! changes, for all of them: who had a connection takes the new address, and posts again what it had in flight.
 
 use super::NicOptions;
-use super::device::{CancelScope, Done, LONGEST, Operation, PIECES, Posted, RmaDevice};
+use super::device::{CancelScope, Done, LONGEST, Operation, PIECES, Posted, RmaDevice, lost, no};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -23,14 +23,6 @@ pub(super) struct PluginRmaDevice {
     conns: HashMap<u64, Conn>,
     /// What was taken off the device, kept for its room.
     taken: Vec<Completion<PluginError>>,
-}
-
-fn no(error: impl std::fmt::Display) -> Error {
-    Error::new(Code::TransportUnavailable, error.to_string())
-}
-
-fn lost(error: PluginError) -> Error {
-    Error::new(Code::PeerLost, error.to_string())
 }
 
 /// The plug-in that the options name.

@@ -5,7 +5,7 @@
 //! was posted by closing the initiator, what a peer may still send by closing its target. Other peers notice nothing.
 
 use super::NicOptions;
-use super::device::{CancelScope, Done, LONGEST, Operation, PIECES, Posted, RmaDevice, goes_on};
+use super::device::{CancelScope, Done, LONGEST, Operation, PIECES, Posted, RmaDevice, goes_on, lost, no};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -43,6 +43,8 @@ pub(super) struct VerbsRmaDevice {
     down: Option<Error>,
     /// Why the device does nothing any more, whatever its port does.
     failed: Option<Error>,
+    /// Why the device's descriptors cannot be read: it is gone, and they wake whoever waits for them without end.
+    unread: Option<Error>,
     /// Why a session's queue pair that was to be ended is there until the process ends.
     not_stopped: HashMap<u64, Error>,
     /// The port has changed since its GID was looked up.
@@ -51,10 +53,6 @@ pub(super) struct VerbsRmaDevice {
     /// What was taken off the device, kept for its room.
     taken: Vec<Completion>,
     events: Vec<Event>,
-}
-
-fn no(error: impl std::fmt::Display) -> Error {
-    Error::new(Code::TransportUnavailable, error.to_string())
 }
 
 /// The name of a port: that of its device, and its number where it is not the first.
@@ -117,6 +115,7 @@ impl VerbsRmaDevice {
             gathered: Vec::new(),
             down: None,
             failed: None,
+            unread: None,
             not_stopped: HashMap::new(),
             moved: false,
             looked: Instant::now(),
@@ -154,9 +153,7 @@ impl VerbsRmaDevice {
     /// Takes the device's events.
     fn look(&mut self) {
         self.looked = Instant::now();
-        if let Err(error) = self.device.events(&mut self.events) {
-            log::warn!("{error}");
-        }
+        self.unread = self.device.events(&mut self.events).err().map(no);
         let (port, number) = (self.device.port(), self.device.port().number);
         for event in self.events.drain(..) {
             match event {
@@ -215,13 +212,9 @@ impl RmaDevice for VerbsRmaDevice {
 
     fn may_wait(&mut self) -> bool {
         self.look();
-        match self.device.may_wait() {
-            Ok(may) => may,
-            Err(error) => {
-                log::warn!("{error}");
-                true
-            }
-        }
+        let may = self.device.may_wait();
+        self.unread = self.unread.take().or(may.as_ref().err().map(no));
+        self.unread.is_none() && may.unwrap_or(false)
     }
 
     fn register(&mut self, memory: RegionMemory) -> Result<(Rc<Registration>, NicKey)> {
@@ -329,11 +322,11 @@ impl RmaDevice for VerbsRmaDevice {
             let Completion::Request { queue, token, result } = completion else { continue };
             // What a queue pair that is closed had in flight was told when it was closed.
             if self.initiators.values().any(|initiator| initiator.id() == queue) {
-                let result = result.map_err(|error| Error::new(Code::PeerLost, error.to_string()));
-                done.push(Done { token, result });
+                done.push(Done { token, result: result.map_err(lost) });
             }
         }
-        polled.map_err(no)
+        polled.map_err(no)?;
+        self.unread.clone().map_or(Ok(()), Err)
     }
 
     fn down(&self) -> Option<Error> {
