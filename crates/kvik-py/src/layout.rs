@@ -60,11 +60,12 @@ impl PyLayout {
         };
         let number = |name, given: &Natural| given.within::<u64>(py, name);
         let maybe = |name, given: Option<Natural>| given.map(|given| number(name, &given)).transpose();
+        let (pages, slices): (u32, u32) = (pages.within(py, "pages")?, slices.within(py, "slices")?);
         let run_bytes = number("run_bytes", &run_bytes)?;
         let slice_stride = maybe("slice_stride", slice_stride)?.unwrap_or(run_bytes);
         let page_stride = match maybe("page_stride", page_stride)? {
             Some(stride) => stride,
-            None => product(number("slices", &slices)?, slice_stride)?,
+            None => product(slices.into(), slice_stride)?,
         };
         let layers = match layer_offsets {
             Some(offsets) => {
@@ -81,11 +82,10 @@ impl PyLayout {
                 count: layers.unwrap_or(Natural::of(1)).within(py, "layers")?,
                 stride: match maybe("layer_stride", layer_stride)? {
                     Some(stride) => stride,
-                    None => product(number("pages", &pages)?, page_stride)?,
+                    None => product(pages.into(), page_stride)?,
                 },
             },
         };
-        let (pages, slices) = (pages.within(py, "pages")?, slices.within(py, "slices")?);
         let offset = number("offset", &offset)?;
         let layout = Layout::new(offset, pages, run_bytes, page_stride, slices, slice_stride, layers);
         Ok(PyLayout(Arc::new(layout.or_raise(py)?)))

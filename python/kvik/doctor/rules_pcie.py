@@ -57,7 +57,8 @@ def _other_links(machine: Machine, traffic: Traffic) -> Iterator[Finding]:
         could = pcie_gbs(speed or link.max_speed, link.max_width)
         if now is None or now >= could * 0.99:
             continue
-        modelled = gpu and traffic.tp > 1
+        # Of a link without a speed the model makes no time.
+        modelled = gpu and traffic.tp > 1 and now > 0
         # More than the wire carries helps no collective.
         needed = min(could, max((nic.rate_gbits / 8 for nic in machine.nics), default=0.0) or could)
         percent = width_percent(min(now, needed), needed, traffic) if modelled else (1 - now / could) * 100
