@@ -8,6 +8,7 @@ timing.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ Say = Callable[[str], None]
 
 WALK_SECONDS = 1.0
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
+_COUNT_SECONDS = 1.0
 
 
 Counted = tuple[dict[str, float], dict[str, float]]
@@ -180,13 +182,22 @@ class Bench:
 
     def _repeat(self, path: Kvik, part: KvikResult) -> None:
         """One batch after the other, the first ones apart; what was moved until a failure is in ``part``."""
-        before = counted(self._engine), self._peer.counted()
+        before = self._counts()
         part.repeated = Repeated()
         path.repeat(self.options.warmup, part.repeated.warmup)
         path.repeat(self.options.repetitions, part.series)
-        after = counted(self._engine), self._peer.counted()
-        both = zip(before, after, strict=True)
+        both = zip(before, self._counts(), strict=True)
         part.repeated.counted = dict(zip(("initiator", "target"), both, strict=True))
+
+    def _counts(self) -> tuple[dict[str, float], dict[str, float]]:
+        """What both engines have counted. The target's tells of a transfer's end and counts it then, so it is
+        asked again where it has counted less, for a second at most."""
+        own, until = counted(self._engine), time.monotonic() + _COUNT_SECONDS
+        while True:
+            targets = self._peer.counted()
+            if _moved(targets) >= _moved(own) or time.monotonic() > until:
+                return own, targets
+            time.sleep(0.001)
 
     def _rounds(
         self, cell: Cell, plan: PagePlan, paths: list[Kvik], result: CellResult, connection: StreamInitiator
@@ -206,6 +217,10 @@ class Bench:
             first = number % len(turns)
             for contender, series in turns[first:] + turns[:first]:
                 series.slices.append(contender.turn(seconds))
+
+
+def _moved(counts: dict[str, float]) -> float:
+    return sum(value for name, value in counts.items() if name.startswith("kvik_transfer_bytes_total"))
 
 
 @contextmanager
