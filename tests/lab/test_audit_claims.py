@@ -112,6 +112,7 @@ def test_two_rows_may_be_told_each_by_itself() -> None:
     "sentence",
     [
         "The geometric mean of the change is 12.5%.",
+        "At 4,000 tokens the hits are 50% of the peak.",
         "(0 - 0) / 0 = 25%",
         "1e90 * 1e90 * 1e90 * 1e90 = 33",
         "1e90 × 1e90 × 1e90 × 1e90 runs, in all 33.",
@@ -119,17 +120,12 @@ def test_two_rows_may_be_told_each_by_itself() -> None:
 )
 def test_arithmetic_that_has_no_result_is_no_claim(sentence: str) -> None:
     text = "| tokens | hits (GB/s) | change |\n|---|---|---|\n| 1,000 | 0.0 | -50.0% |\n"
-    text += "| 4,000 | 0.0 | +13.0% |\n| 16,000 | 0.0 | +77.0% |\n\n"
+    text += "| 4,000 | 0.0 | +10.0% |\n| 16,000 | 0.0 | +20.0% |\n\n"
     assert not audit_text(text + sentence + "\n").checks
 
 
 def test_what_can_only_be_confirmed_is_not_counted() -> None:
     assert not claims("It is flat above 388 GB/s on 3 hosts.")
-
-
-def test_a_part_of_a_peak_of_zeros_is_no_claim() -> None:
-    text = "| tokens | hits (GB/s) |\n|---|---|\n| 1,000 | 0.0 |\n| 4,000 | 0.0 |\n| 16,000 | 0.0 |\n\n"
-    assert not audit_text(text + "At 4,000 tokens the hits are 50% of the peak.\n").checks
 
 
 @pytest.mark.parametrize(
@@ -158,6 +154,7 @@ def test_the_best_time_is_the_least_and_the_best_rate_the_greatest(sentence: str
         ("The store is 5.5x smaller, and calls are quick (21.6 ms against 83.9 ms).", []),
         ("Of 9,960 patterns 113 remain, a reduction of 59.50%.", ["98.87%"]),
         ("It fell from 250.0 ms to 200.0 ms; the store shrank by 21.5%.", []),
+        ("It fell from 250.0 ms to 200.0 ms; that is 20.4%.", ["20.0%"]),
         ("We cut 200 lines from 3 files and reduced the time by 20%.", []),
     ],
 )

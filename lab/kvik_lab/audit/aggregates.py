@@ -21,7 +21,11 @@ _BEHIND: tuple[tuple[str, str], ...] = (
     (r"on average|in the mean|平均で|\bmean\b|average", "mean"),
     (r"at best", "best"),
     (r"at worst", "worst"),
-    (r"at most|at (the )?peak|at its peak|\bpeak\b|maximum|最大で|が最大|で最大", "maximum"),
+    # What is a part of the peak is no peak.
+    (
+        r"at most|at (the )?peak|at its peak|(?<!% of )(?<!% of the )\bpeak\b|maximum|最大で|が最大|で最大",
+        "maximum",
+    ),
     (r"at least|minimum|最小で", "minimum"),
     (r"in total|in all|altogether|になる合計", "sum"),
 )
