@@ -201,7 +201,7 @@ impl Shared {
                 }
                 // An earlier attempt whose answer was lost, or another server. One that was killed, or has lost the prefix,
                 // may have sent what comes only now: nobody who is to be served here knows a place in it.
-                Ok(Err(object_store::Error::AlreadyExists { .. })) => {
+                Ok(Err(object_store::Error::AlreadyExists { .. })) if matches!(mode, PutMode::Create) => {
                     if self.is_stored(batch).await? {
                         return Ok(());
                     }

@@ -22,6 +22,8 @@ pub enum Meddling {
     Fails,
     /// No request ends.
     Hangs,
+    /// Writes of blocks are told that the name is taken, whatever they may do to it.
+    Conflicts,
     /// Reads of blocks give the first half.
     Truncates,
     /// Reads of blocks give bytes of another object.
@@ -105,7 +107,9 @@ impl Bucket {
 #[async_trait]
 impl ObjectStore for Bucket {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
-        self.answer().await?;
+        if self.answer().await? == Meddling::Conflicts && location.as_ref().ends_with(".kvik") {
+            return Err(Error::AlreadyExists { path: location.to_string(), source: "409 Conflict".into() });
+        }
         self.inner.put_opts(location, payload, opts).await
     }
 

@@ -312,6 +312,19 @@ fn a_store_that_fails_is_left_alone_and_met_again() {
 }
 
 #[test]
+fn a_store_that_lets_nothing_be_written_over_fails_and_is_met_again() {
+    let bucket = Bucket::new();
+    let rig = rig_with(small(&bucket), None);
+    opened(&rig);
+    bucket.set(Meddling::Conflicts);
+    assert_eq!(rig.put(&prompt(1)).stored, 4);
+    becomes(|| value(&rig, "failures_total") > 0);
+    bucket.set(Meddling::None);
+    becomes(|| value(&rig, "shut") == 0);
+    put_all(&rig, 2..3);
+}
+
+#[test]
 fn a_store_that_hangs_keeps_nobody_from_what_is_in_memory() {
     let bucket = Bucket::new();
     let rig = forgotten(&bucket, ObjectOptions { patience: Duration::from_secs(600), ..small(&bucket) });
