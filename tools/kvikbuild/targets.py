@@ -100,8 +100,8 @@ def python(context: Context, small: bool = False) -> None:
 
 
 # Most tests wait for what they have started: with two processes two cores are busy for less than half of the
-# time, so three share out the files of a stage. One that a test has ended is not replaced, since the run would
-# wait for it for ever: the others do what is left.
+# time, so three share out the files of a stage. One that a test has ended is not replaced, since the run
+# would wait for it for ever: the others do what is left.
 _JOBS = os.environ.get("JOBS") or "3"
 _SHARED = ("-n", _JOBS, "--dist", "loadfile", "--max-worker-restart=0") if _JOBS != "1" else ()
 # Tests with stages of their own.
