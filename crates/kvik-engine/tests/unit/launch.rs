@@ -1,4 +1,4 @@
-//! What becomes of a transfer whose session ends while it looks for a transport.
+//! What becomes of a transfer whose session or local link ends while it looks for a transport.
 
 use super::*;
 use crate::begin::entry;
@@ -15,9 +15,10 @@ use kvik_host::clock::boottime;
 use kvik_host::device::{Device, DeviceKind, DeviceMemory, DeviceStream, DmaBuf, Handle};
 use kvik_proto::Select;
 use kvik_transport::RegionMemory;
+use kvik_transport::local::LOCAL_LINK;
 use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const SESSION: u64 = 7;
 
@@ -94,14 +95,14 @@ impl DeviceMemory for Ending {
     }
 }
 
-/// A write of that memory to a grant of this engine.
-fn write(owner: Identity, memory: Arc<Ending>) -> TransferRequest {
+/// A transfer between that memory and a grant of an owner.
+fn request(owner: Identity, memory: Arc<Ending>, op: Op, want: Preference) -> TransferRequest {
     let layout = Arc::new(Layout::contiguous(1, 4096).unwrap());
     let ticket = Ticket {
         engine: owner.engine,
         incarnation: owner.incarnation,
         grant: GrantId([1; 16]),
-        right: Right::Write,
+        right: if op == Op::Read { Right::Read } else { Right::Write },
         expiry: Duration::from_secs(60),
         layout: layout.digest(),
         host: kvik_core::HostTag::new(&[0; 16], 0),
@@ -110,7 +111,7 @@ fn write(owner: Identity, memory: Arc<Ending>) -> TransferRequest {
     let view = View::new(layout, [0].into(), 0..1, 0..1, Order::LayerFirst).unwrap();
     TransferRequest {
         ticket: Arc::new(ticket),
-        op: Some(Op::Write),
+        op: Some(op),
         class: Class::Handover,
         warm: None,
         memory: Some((RegionMemory::Device(memory), RegionId(1), view)),
@@ -122,7 +123,7 @@ fn write(owner: Identity, memory: Arc<Ending>) -> TransferRequest {
         tag: Tag::default(),
         extend: Duration::ZERO,
         deadline: boottime() + Duration::from_secs(60),
-        want: Preference::Auto,
+        want,
         verify: Verify::Auto,
         sums: None,
         after: None,
@@ -131,23 +132,81 @@ fn write(owner: Identity, memory: Arc<Ending>) -> TransferRequest {
     }
 }
 
-#[test]
-fn a_session_that_ends_while_transports_are_asked_is_waited_for_as_any_that_broke() {
+/// An engine with a session, and with a transfer that has not begun on it; with what the transfer's caller hears.
+fn with_a_transfer(
+    memory: &Arc<Ending>,
+    op: Op,
+    want: Preference,
+) -> (Arc<Inner>, Identity, u64, Arc<End<Report>>) {
     let inner = Inner::start(Setup::new(Config::default(), Vec::new()).unwrap()).unwrap();
     let Inner { base, peers, transfers, .. } = &*inner;
     let owner = Identity { engine: EngineId([7; 16]), incarnation: Incarnation(1) };
     let facts = base.local().facts;
     base.transports.all().iter().for_each(|one| one.add_session(SESSION, &facts));
     peers.begin(SESSION, owner, None, peers.charge_session().unwrap());
-    let (memory, end) = (Arc::new(Ending::default()), Arc::<End<Report>>::default());
-    let request = write(owner, memory.clone());
+    let end = Arc::<End<Report>>::default();
+    let request = request(owner, memory.clone(), op, want);
     let (entry, _) = entry(&inner, request, boottime(), Listener::Caller(end.clone())).unwrap();
     let id = transfers.add([entry], |_| ()).start;
-    memory.0.set(Arc::downgrade(&inner)).unwrap();
-    transfers.launch(id, SESSION);
-    assert!(!peers.has(SESSION), "nobody asked for the device");
-    assert!(end.outcome().is_none(), "{:?}", end.outcome());
+    (inner, owner, id, end)
+}
+
+fn stop(inner: &Inner) {
+    inner.base.transports.all().iter().for_each(|one| one.stop());
+}
+
+/// Whether the engine was told to reach this owner.
+fn dials(inner: &Inner, owner: Identity) -> bool {
     let dials = |command: &ControlCommand| matches!(command, ControlCommand::Dial(peer, _) if *peer == owner);
-    assert!(base.commands.take().iter().any(dials), "nobody dials its owner");
-    base.transports.all().iter().for_each(|one| one.stop());
+    inner.base.commands.take().iter().any(dials)
+}
+
+#[test]
+fn a_session_that_ends_while_transports_are_asked_is_waited_for_as_any_that_broke() {
+    let memory = Arc::new(Ending::default());
+    let (inner, owner, id, end) = with_a_transfer(&memory, Op::Write, Preference::Auto);
+    memory.0.set(Arc::downgrade(&inner)).unwrap();
+    inner.transfers.launch(id, SESSION);
+    assert!(!inner.peers.has(SESSION), "nobody asked for the device");
+    assert!(end.outcome().is_none(), "{:?}", end.outcome());
+    assert!(dials(&inner, owner), "nobody dials its owner");
+    stop(&inner);
+}
+
+/// A process that dies closes its local link and its session one after the other.
+#[test]
+fn a_peer_that_closed_its_local_link_is_given_time_to_end_its_session_as_well() {
+    let memory = Arc::new(Ending::default());
+    let (inner, owner, id, end) = with_a_transfer(&memory, Op::Read, Preference::Local);
+    let Inner { base, peers, transfers, .. } = &*inner;
+    let closed = Error::new(Code::PeerLost, "the peer closed its local link");
+    base.transports.local().unwrap().failed(SESSION, &closed);
+    transfers.launch(id, SESSION);
+    assert!(end.outcome().is_none(), "{:?}", end.outcome());
+    peers.end(SESSION, &closed);
+    transfers.wait_again(&owner, &closed);
+    assert!(end.outcome().is_none(), "{:?}", end.outcome());
+    assert!(dials(&inner, owner), "nobody dials its owner");
+    stop(&inner);
+}
+
+#[test]
+fn a_local_link_that_failed_under_a_session_that_goes_on_fails_what_has_asked_for_it() {
+    let lost = (Code::PeerLost, Some(LOCAL_LINK));
+    for (code, after) in [(Code::ProtocolError, None), lost] {
+        let memory = Arc::new(Ending::default());
+        let (inner, _, id, end) = with_a_transfer(&memory, Op::Read, Preference::Local);
+        let local = inner.base.transports.local().unwrap();
+        local.failed(SESSION, &Error::new(code, "so it is"));
+        if let Some(after) = after {
+            inner.transfers.launch(id, SESSION);
+            assert!(end.outcome().is_none(), "{:?}", end.outcome());
+            assert_eq!(local.expire(Instant::now() + after), [SESSION]);
+        }
+        inner.transfers.launch(id, SESSION);
+        let error = end.outcome().expect("it is over").unwrap_err();
+        assert_eq!(error.code, Code::TransportUnavailable);
+        assert!(error.text.contains("the local link failed: so it is"), "{error}");
+        stop(&inner);
+    }
 }

@@ -8,7 +8,7 @@ use crate::{
     Answer, Moved, Queue, RegionMemory, Request, Services, SessionEvents, Transport, TransportId,
     WeakRegionMemory,
 };
-use kvik_core::{Error, RegionId, Result};
+use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::device::Handle;
 use kvik_host::thread::ThreadOptions;
 use kvik_host::unix::UnixConn;
@@ -18,7 +18,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
-/// How long a session's local channel may take to come up before transfers go without it.
+/// How long a session's local channel may take to come up before transfers go without it; and how long they wait for
+/// the session to end when the peer has closed its channel, as one that dies does a moment before its session ends.
 pub const LOCAL_LINK: Duration = Duration::from_secs(1);
 
 /// What processes on this host open a region on a GPU by, or why they cannot.
@@ -63,8 +64,9 @@ struct Session {
 enum State {
     /// There will not be one, and why.
     No(Arc<str>),
-    /// It is being made; after this time it is given up.
-    Opening(Instant),
+    /// It is being made, or the peer closed it and the session may be about to end. After this time transfers go
+    /// without it, for this reason.
+    Unsettled(Instant, Arc<str>),
     Up(Arc<LocalLink>),
 }
 
@@ -77,7 +79,7 @@ impl Links {
     pub fn get(&self, session: u64) -> Option<Arc<LocalLink>> {
         match &lock(&self.sessions).get(&session)?.link {
             State::Up(link) => Some(link.clone()),
-            State::No(_) | State::Opening(_) => None,
+            State::No(_) | State::Unsettled(..) => None,
         }
     }
 
@@ -85,7 +87,7 @@ impl Links {
         let sessions = lock(&self.sessions);
         let up = sessions.values().filter_map(|session| match &session.link {
             State::Up(link) => Some(link.clone()),
-            State::No(_) | State::Opening(_) => None,
+            State::No(_) | State::Unsettled(..) => None,
         });
         up.collect()
     }
@@ -112,10 +114,10 @@ impl Local {
         Ok(Local { listens, host, fence, pool, populator, events, links, regions: Mutex::default() })
     }
 
-    /// Whether a session's channel is still to come.
+    /// Whether a session that has just begun is to have a channel.
     pub fn is_opening(&self, session: u64) -> bool {
         let sessions = lock(&self.links.sessions);
-        sessions.get(&session).is_some_and(|session| matches!(session.link, State::Opening(_)))
+        sessions.get(&session).is_some_and(|session| matches!(session.link, State::Unsettled(..)))
     }
 
     /// The peer of a session has joined over this connection: it is shown all regions.
@@ -149,16 +151,21 @@ impl Local {
         Some(link)
     }
 
-    /// A session's channel did not come up, or broke: it goes without.
+    /// A session's channel did not come up, or broke: it goes without, after [`LOCAL_LINK`] where the peer closed it.
     pub fn failed(&self, session: u64, error: &Error) {
-        self.links.set(session, State::No(format!("the local link failed: {}", error.text).into()));
+        let why = format!("the local link failed: {}", error.text).into();
+        let state = match error.code {
+            Code::PeerLost => State::Unsettled(Instant::now() + LOCAL_LINK, why),
+            _ => State::No(why),
+        };
+        self.links.set(session, state);
     }
 
     /// When the next session is to go without its channel.
     pub fn next_expiry(&self) -> Option<Instant> {
         let sessions = lock(&self.links.sessions);
         let opening = sessions.values().filter_map(|session| match session.link {
-            State::Opening(until) => Some(until),
+            State::Unsettled(until, _) => Some(until),
             State::No(_) | State::Up(_) => None,
         });
         opening.min()
@@ -168,8 +175,10 @@ impl Local {
     pub fn expire(&self, now: Instant) -> Vec<u64> {
         let mut late = Vec::new();
         for (id, session) in &mut *lock(&self.links.sessions) {
-            if matches!(session.link, State::Opening(until) if until <= now) {
-                session.link = State::No("the peer did not open its local link in time".into());
+            if let State::Unsettled(until, why) = &session.link
+                && *until <= now
+            {
+                session.link = State::No(why.clone());
                 late.push(*id);
             }
         }
@@ -210,7 +219,8 @@ impl Transport for Local {
             true => Some("the peer uses tcp only".into()),
             false => self.host.why_not_local(&host_facts(peer)).map(Into::into),
         };
-        let link = why_not.map_or_else(|| State::Opening(Instant::now() + LOCAL_LINK), State::No);
+        let late = "the peer did not open its local link in time".into();
+        let link = why_not.map_or_else(|| State::Unsettled(Instant::now() + LOCAL_LINK, late), State::No);
         lock(&self.links.sessions).insert(session, Session { link, pace: Pace::default() });
     }
 
@@ -255,7 +265,7 @@ impl Transport for Local {
         }
         match lock(&self.links.sessions).get(&request.session) {
             Some(Session { link: State::Up(_), pace }) => Answer::Ready(pace.estimate(request.bytes)),
-            Some(Session { link: State::Opening(_), .. }) => Answer::Opening,
+            Some(Session { link: State::Unsettled(..), .. }) => Answer::Opening,
             Some(Session { link: State::No(why), .. }) => Answer::No(why.clone()),
             None => Answer::No("the session with the peer has ended".into()),
         }
