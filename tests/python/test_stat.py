@@ -6,6 +6,7 @@ import os
 import pty
 import select
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -98,6 +99,60 @@ def test_rates_are_those_between_two_looks() -> None:
             assert max(map(len, lines)) <= WIDTH, lines
         told = json.loads(ask(there.id, "--json", "--interval", "0.1"))
         assert (told["grants_live"], told["sessions"]) == (1, 1)
+
+
+def looked(started: int, uptime_s: float, *moved: tuple[str, str, int]) -> Snapshot:
+    """A look at an engine: when it was started, how long ago, and of each peer id, name and bytes it read."""
+    about = found.About("0" * 32, "one", 1, "0", "tcp", (), uptime_s)
+    lines = [f"kvik_engine_start_time_seconds {started}"]
+    for peer, name, count in moved:
+        of = f'peer="{peer}",peer_name="{name}",transport="tcp",outcome="ok"'
+        lines.append(f'kvik_transfer_bytes_total{{direction="in",{of}}} {count}')
+        lines.append(f"kvik_transfers_total{{{of}}} {count}")
+    return Snapshot(about, "\n".join(lines) + "\n")
+
+
+def test_an_engine_that_was_started_again_has_done_what_it_did_since() -> None:
+    """It keeps its id at its address, and what is counted begins anew."""
+    before = looked(1, 5000.0, ("a", "owner", 10), ("b", "", 9000))
+    now = rates(before, looked(2, 4.0, ("a", "owner", 100), ("b", "", 20)))
+    assert now.interval_s == 4.0
+    assert {row.peer: (row.in_bytes, row.transfers) for row in now.peers} == {"a": (25, 25), "b": (5, 5)}
+
+
+def test_what_was_counted_before_is_no_rate() -> None:
+    """Under another name: that of all peers that were forgotten, or one that a peer has now."""
+    before = looked(1, 10.0, ("a", "", 100), ("b", "owner", 50), ("gone", "", 7))
+    now = rates(before, looked(1, 12.0, ("a", "named", 104), ("gone", "", 57)))
+    assert {row.peer: (row.name, row.in_bytes, row.transfers) for row in now.peers} == {
+        "a": ("named", 2, 2),
+        "gone": ("", 0, 0),
+    }
+
+
+def test_a_name_may_be_anything() -> None:
+    """Of a peer, who chooses it, or of an engine: neither an end of a line nor an order to the terminal."""
+    name = "a\u2028b\x85c\x1b[31md\n[/e]"
+    with engines() as start:
+        here, there = start(name="reader"), start(name=name)
+        source, target = owned(there, 4), empty(here, 4)
+        here.read(target.of(), there.grant(source.of()).ticket).wait(LIMIT)
+        text = ask("--prometheus")
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        assert name in {sample.labels.get("peer_name") for sample in samples}
+        assert name in {sample.labels["engine_name"] for sample in samples}
+        for shown in (ask(), ask(here.id, "--once", "--interval", "0.1"), ask(name, "--once")):
+            assert "\x1b" not in shown
+            assert r"a\u2028b\x85c" in shown
+
+
+def test_names_that_are_no_engines_are_passed_over() -> None:
+    """Any user of the host may listen under any name."""
+    text = "kvik-nobody\n1: 2 0 zz010000 1 1 7 @kvik-stat-" + "0" * 8
+    with socket.socket(socket.AF_UNIX) as stranger, engines() as start:
+        stranger.bind("\0" + text)
+        stranger.listen()
+        assert start().id in found.names()
 
 
 def test_metrics_of_several_engines_make_one_exposition() -> None:

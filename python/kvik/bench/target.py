@@ -71,7 +71,7 @@ class TargetOptions:
 
 def counted(engine: kvik.Engine) -> dict[str, float]:
     """What an engine counts of its transfers, by the names of its metrics."""
-    rows = (line.rpartition(" ") for line in engine.metrics().splitlines() if line.startswith(COUNTED))
+    rows = (line.rpartition(" ") for line in engine.metrics().split("\n") if line.startswith(COUNTED))
     return {name: float(value) for name, _, value in rows}
 
 

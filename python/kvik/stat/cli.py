@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections.abc import Iterator
 
 import click
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 from kvik.stat import engines
 from kvik.stat.engines import StatError
@@ -56,9 +56,14 @@ def _list(as_json: bool) -> None:
         click.echo(f"not shown: {why}", err=True)
 
 
+def _write(text: str) -> None:
+    """As it is, also what looks like colours in a name, which `echo` would leave out of a pipe."""
+    click.echo(text, nl=False, color=True)
+
+
 def _prometheus(wanted: str | None) -> None:
     if wanted is not None:
-        sys.stdout.write(engines.snapshot(engines.find(wanted).engine)[1])
+        _write(engines.snapshot(engines.find(wanted).engine)[1])
         return
     snapshots = []
     found, silent = engines.engines()
@@ -69,7 +74,7 @@ def _prometheus(wanted: str | None) -> None:
             silent.append(str(error))
     for why in silent:
         click.echo(f"not shown: {why}", err=True)
-    sys.stdout.write(merged(snapshots))
+    _write(merged(snapshots))
 
 
 def _show(wanted: str, interval: float, once: bool, as_json: bool) -> None:
@@ -85,7 +90,7 @@ def _show(wanted: str, interval: float, once: bool, as_json: bool) -> None:
             _console().print(view(now))
         return
     with Live(console=_console(), auto_refresh=False) as live:
-        live.update(f"{about.title}: looking for {interval:g} s", refresh=True)
+        live.update(Text(f"{about.title}: looking for {interval:g} s"), refresh=True)
         for now in watched:
             live.update(view(now), refresh=True)
     click.echo(f"engine {about.title} has ended")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import socket
 import struct
 import time
@@ -15,13 +16,17 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+from kvik.config.words import shown
+
 PREFIX = "kvik-stat-"
 PROTOCOL = "kvik-stat/1"
 ANSWER_SECONDS = 3.0
 """For an engine to answer; one that runs does in about a millisecond."""
 
 _MESSAGE = 1 << 20
-_LISTENING = 0x10000  # __SO_ACCEPTCON in the flags of /proc/net/unix
+# A line of /proc/net/unix about a socket that listens, __SO_ACCEPTCON being its one flag. Anybody may take a
+# name with anything in it, so what does not look like an engine's is none.
+_LISTENS = re.compile(rf"\S+: \S+ \S+ 00010000 \S+ \S+ +\S+ @{PREFIX}([0-9a-f]{{32}})", re.ASCII)
 _CREDENTIALS = struct.Struct("iII")
 _SHORTEST_ID = 4
 _ASKED_AT_ONCE = 16
@@ -45,8 +50,8 @@ class About:
 
     @property
     def title(self) -> str:
-        """The name if it has one, or the beginning of its id."""
-        return self.name or self.engine[:8]
+        """The name if it has one, fit for a terminal, or the beginning of its id."""
+        return shown(self.name) or self.engine[:8]
 
     def to_json(self) -> dict[str, Any]:
         """All of it, for programs."""
@@ -55,12 +60,8 @@ class About:
 
 def names() -> list[str]:
     """The ids of the engines that listen in this network namespace, of whichever user."""
-    found = []
-    for line in Path("/proc/net/unix").read_text(errors="replace").splitlines()[1:]:
-        fields = line.split(maxsplit=7)
-        if len(fields) == 8 and fields[7].startswith("@" + PREFIX) and int(fields[3], 16) & _LISTENING:
-            found.append(fields[7][1 + len(PREFIX) :])
-    return sorted(set(found))
+    lines = Path("/proc/net/unix").read_text(errors="replace").split("\n")
+    return sorted({found[1] for found in map(_LISTENS.fullmatch, lines) if found})
 
 
 class Question:

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvik.bench.options import size_text
+from kvik.config.words import shown
 from kvik.stat.engines import About
 from kvik.stat.snapshot import Rates
 
@@ -27,7 +28,7 @@ def engine_list(found: Iterable[About]) -> Table:
     table.add_column("LISTENS ON", overflow="fold")
     for about in found:
         cells = (
-            str(about.pid), about.name, about.engine[:8], duration(about.uptime_s), about.transport,
+            str(about.pid), shown(about.name), about.engine[:8], duration(about.uptime_s), about.transport,
             ", ".join(about.addresses),
         )  # fmt: skip
         table.add_row(*map(Text, cells))
@@ -53,9 +54,8 @@ def _peers(rates: Rates) -> Table:
     for title in ("GB/s IN", "GB/s OUT", "XFER/s", "FAILED"):
         table.add_column(title, justify="right", no_wrap=True)
     for row in rates.peers[:_TOP_PEERS]:
-        name = row.name or row.peer[:8]
         cells = (
-            name if len(name) <= _NAME else name[: _NAME - 1] + "…",
+            shown(row.name) or row.peer[:8],
             row.transport,
             f"{row.in_bytes / _GB:.3f}",
             f"{row.out_bytes / _GB:.3f}",

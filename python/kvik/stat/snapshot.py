@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -12,6 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvik.stat.engines import About
 
 Labels = dict[str, str]
+
+_START = "kvik_engine_start_time_seconds"
+_GONE = "gone"
+"""Stands for all peers that were forgotten: what was counted for one comes to it at once."""
 
 
 class Samples:
@@ -96,7 +100,12 @@ class Rates:
 
 
 def rates(before: Snapshot, after: Snapshot) -> Rates:
-    """Compare two snapshots of one engine."""
+    """Compare two snapshots of an engine.
+
+    One that is started again at its address keeps its id: what it did is then all since that start.
+    """
+    if before.total(_START) != after.total(_START):
+        before = Snapshot(replace(after.about, uptime_s=0.0), "")
     seconds = max(after.about.uptime_s - before.about.uptime_s, 1e-6)
 
     def rose(name: str, key: Callable[[Labels], Any], **labels: str) -> dict[Any, float]:
@@ -131,8 +140,8 @@ def rates(before: Snapshot, after: Snapshot) -> Rates:
     )
 
 
-def _path(labels: Labels) -> tuple[str, str, str]:
-    return labels["peer"], labels["peer_name"], labels["transport"]
+def _path(labels: Labels) -> tuple[str, str]:
+    return labels["peer"], labels["transport"]  # and no name: a peer that gets one, or another, is the same
 
 
 def _peers(after: Snapshot, rose: Any, seconds: float) -> tuple[PeerRates, ...]:
@@ -141,18 +150,21 @@ def _peers(after: Snapshot, rose: Any, seconds: float) -> tuple[PeerRates, ...]:
     ended = rose("kvik_transfers_total", _path)
     all_ended = after.by("kvik_transfers_total", _path)
     well = after.by("kvik_transfers_total", _path, outcome="ok")
-    rows = [
-        PeerRates(
-            peer=path[0],
-            name=path[1],
-            transport=path[2],
-            in_bytes=came.get(path, 0.0) / seconds,
-            out_bytes=went.get(path, 0.0) / seconds,
-            transfers=count / seconds,
-            errors=int(all_ended[path] - well.get(path, 0.0)),
+    names = {of["peer"]: of["peer_name"] for name, of, _ in after.series() if name == "kvik_transfers_total"}
+    rows = []
+    for path, count in ended.items():
+        per_s = 0.0 if path[0] == _GONE else 1 / seconds
+        rows.append(
+            PeerRates(
+                peer=path[0],
+                name=names[path[0]],
+                transport=path[1],
+                in_bytes=came.get(path, 0.0) * per_s,
+                out_bytes=went.get(path, 0.0) * per_s,
+                transfers=count * per_s,
+                errors=int(all_ended[path] - well.get(path, 0.0)),
+            )
         )
-        for path, count in ended.items()
-    ]
     return tuple(
         sorted(rows, key=lambda row: (-row.in_bytes - row.out_bytes, -row.transfers, row.name, row.peer))
     )
@@ -178,7 +190,8 @@ def merged(snapshots: list[tuple[About, str]]) -> str:
         own = f'engine="{about.engine}",engine_name="{name}"'
         family: list[str] = []
         fresh = False
-        for line in text.splitlines():
+        # A name may hold what `splitlines` takes for the end of a line; the format has one such sign.
+        for line in filter(None, text.split("\n")):
             if line.startswith("# HELP "):
                 title = line.split(" ", 3)[2]
                 fresh = title not in families
