@@ -77,6 +77,7 @@ def test_wrong_options_end_with_status_2() -> None:
         ["--pages", "0"],
         ["--listen", "127.0.0.1:0", "--target", "127.0.0.1:1"],
         ["--engine-listen", "127.0.0.1:0"],
+        ["--listen", "127.0.0.1:0", "--json", "-"],
         ["--json", "no/such/folder/results.json"],
         ["--duration", "3600", "--pages", "1,2,3"],
         ["--warmup", "3"],
@@ -427,7 +428,7 @@ def test_lines_are_bounded_and_answers_have_a_deadline() -> None:
                 connection.receive(5.0)
 
 
-@pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:x", "host:70000"])
+@pytest.mark.parametrize("text", ["", "host", ":1", "host:", "host:x", "host:²", "host:70000"])
 def test_addresses_are_checked(text: str) -> None:
     with pytest.raises(BenchError, match="HOST:PORT"):
         control.split_address(text)

@@ -373,6 +373,7 @@ def test_the_commands_show_and_replay(
     assert command("record", "nobody", "-o", tmp_path / "new").exit_code == 1
     assert command("replay").exit_code == 2
     assert command("replay", path, "--speed", "0").exit_code == 2
+    assert command("replay", "--listen", "127.0.0.1:0", "--json", "-").exit_code == 2
 
 
 def test_what_comes_too_fast_is_dropped_and_said(tmp_path: Path) -> None:

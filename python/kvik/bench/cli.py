@@ -310,6 +310,8 @@ def transfer(**given: Any) -> None:
         raise click.UsageError("--listen is the target's side and --target the initiator's: give one of them")
     if given["engine_listen"] is not None and given["listen"] is None:
         raise click.UsageError("--engine-listen belongs to --listen")
+    if given["listen"] is not None and given["json_file"] is not None:
+        raise click.UsageError("--listen has no results to write: the side with --target has")
     console = _console(given["json_file"])
     notices: list[str] = []
 

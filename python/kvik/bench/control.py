@@ -24,6 +24,9 @@ ANSWER_SECONDS = 60.0
 HANDSHAKE_SECONDS = 10.0
 IDLE_SECONDS = 300.0
 
+WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - told apart here, not bound
+"""Addresses to listen on that are none to reach a host by."""
+
 Message = dict[str, Any]
 
 
@@ -36,7 +39,7 @@ class Handler(Protocol):
 def split_address(text: str) -> tuple[str, int]:
     """``HOST:PORT`` or ``[V6]:PORT`` as a pair."""
     host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdigit() or int(port) > 65535:
+    if not colon or not host or not port.isdecimal() or int(port) > 65535:
         raise BenchError(f"{text!r} is not HOST:PORT (IPv6 as [::1]:PORT)")
     return host.removeprefix("[").removesuffix("]"), int(port)
 

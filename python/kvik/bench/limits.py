@@ -96,7 +96,8 @@ class TcpStream:
         self._stream.turn(self._cell.op, total, self._chunk)
         wall = time.perf_counter() - start
         cpu = time.process_time() - cpu
-        self._rate = total / wall
+        if seconds:  # one batch to warm up is bound by its start, and says nothing of the rate
+            self._rate = total / wall
         return Slice(total, wall, cpu, self._peer.cpu_s() - target_cpu)
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from typing import Any, Self
 
-from kvik.bench.control import Connection, connect, split_address
+from kvik.bench.control import WILDCARDS, Connection, connect, split_address
 from kvik.bench.errors import BenchError, CheckError
 from kvik.bench.pages import Cell
 from kvik.bench.stream import StreamInitiator
@@ -103,6 +103,8 @@ class Peer:
         """Open the plain TCP stream of the comparison."""
         answer = self.connection.request("stream")
         host, port = split_address(str(answer["address"]))
+        if host in WILDCARDS:  # its engine listens everywhere; this connection has found the host
+            host = self.connection.sock.getpeername()[0]
         return StreamInitiator(host, port, str(answer["token"]), buffer)
 
     def close(self) -> None:

@@ -130,7 +130,13 @@ class StreamInitiator:
     """The initiator's end."""
 
     def __init__(self, host: str, port: int, token: str, buffer: memoryview) -> None:
-        self._sock = socket.create_connection((host, port), timeout=_STALL_SECONDS)
+        try:
+            self._sock = socket.create_connection((host, port), timeout=_STALL_SECONDS)
+        except (OSError, UnicodeError) as error:
+            raise BenchError(
+                f"no plain TCP stream to {join_address(host, port)}: {error}. The comparison takes a free "
+                "port of the target's host, which a firewall has to let through"
+            ) from error
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock.sendall(token.encode())
         self._cursor = Cursor(buffer)

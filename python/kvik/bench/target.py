@@ -22,7 +22,15 @@ import numpy as np
 
 import kvik
 from kvik.bench import facts, pattern
-from kvik.bench.control import Connection, Message, accept, is_loopback, join_address, split_address
+from kvik.bench.control import (
+    WILDCARDS,
+    Connection,
+    Message,
+    accept,
+    is_loopback,
+    join_address,
+    split_address,
+)
 from kvik.bench.errors import BenchError
 from kvik.bench.memory import Memory
 from kvik.bench.pages import PagePlan
@@ -220,7 +228,7 @@ def listen(
 ) -> None:
     """Be the target of one initiator after the other, until interrupted."""
     host, port = split_address(address)
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - refused here, not bound
+    if host in WILDCARDS:
         raise BenchError("--listen wants an address that the initiator can reach, not a wildcard")
     if not is_loopback(host) and secret is None:
         raise BenchError(f"{host} is not loopback: listening there wants a secret, in {SECRET_VARIABLE}")

@@ -30,10 +30,22 @@ def writable(_ctx: click.Context, _param: click.Parameter, given: str | None) ->
 def write(given: str, content: object) -> None:
     """Write it as JSON to what `writable` let through. Raises click's ClickException."""
     text = json.dumps(content, indent=1) + "\n"
-    if given == "-":
-        sys.stdout.write(text)
-        return
     try:
-        Path(given).write_text(text, encoding="utf-8")
+        if given == "-":
+            click.echo(text, nl=False)
+        else:
+            Path(given).write_text(text, encoding="utf-8")
     except OSError as error:
+        if given == "-":
+            given = "standard output"
+            say_nothing_more()
         raise click.ClickException(f"{given}: {error.strerror}") from error
+
+
+def say_nothing_more() -> None:
+    """Standard output takes nothing any more: its reader has left, or its disk is full. What is still to come
+    goes nowhere, as Python's documentation of SIGPIPE has it; else the flush at the end would fail again.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)

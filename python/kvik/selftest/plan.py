@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import kvik
 from kvik.bench import facts
-from kvik.bench.control import is_loopback, join_address, split_address
+from kvik.bench.control import WILDCARDS, is_loopback, join_address, split_address
 from kvik.bench.errors import BenchError
 from kvik.bench.options import BUFFERS_HELD, size_text
 from kvik.bench.target import SECRET_VARIABLE, TargetOptions
@@ -21,7 +21,6 @@ REPEATS = 5
 BLOCKS = tuple(4096 << power for power in range(0, 11, 2))
 """4 KiB to 4 MiB."""
 LEAST_BYTES, MOST_BYTES = 1 << 20, 64 << 30
-WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - refused here, not bound
 _LOOPBACK = "127.0.0.1"
 
 
@@ -160,5 +159,5 @@ def _listen_for(target: str | None) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as sock:
             sock.connect(address)  # Sends nothing: it only makes the kernel choose.
             return join_address(sock.getsockname()[0], 0)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # such as a name with two dots in a row
         raise BenchError(f"there is no way from here to {target}: {error}") from error

@@ -146,6 +146,8 @@ def replay(
     """
     if (path is None) == (listen_on is None) or (listen_on is not None and target is not None):
         raise click.UsageError("give a FILE to replay, or --listen to be the target of one")
+    if listen_on is not None and json_file is not None:
+        raise click.UsageError("--listen has no results to write: the side with --target has")
     options = ReplayOptions(
         transport=cast(TransportName, transport),
         speed=speed,

@@ -1,0 +1,70 @@
+"""The plain TCP stream that a benchmark compares with, and results that standard output does not take."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvik.bench import peer
+from kvik.bench.control import Connection
+from kvik.bench.errors import BenchError
+from kvik.bench.limits import TcpStream
+from kvik.bench.pages import Cell
+from kvik.bench.stream import CHUNKS, StreamInitiator
+from tests.python.peers import LIMIT
+
+
+def test_a_turn_is_as_long_as_asked_after_one_to_warm_up() -> None:
+    """One batch to warm up takes as long as its start does, and is no measure of how many fit into a turn."""
+    moved, cell, rate, seconds = list[int](), Cell("read", 512, 20), 1e9, 0.05
+
+    class Fake:
+        def cpu_s(self) -> float:
+            return 0.0
+
+        def turn(self, _op: str, total: int, _chunk: int) -> None:
+            moved.append(total)
+
+    fake: Any = Fake()
+    limit = TcpStream(cell, fake, fake, CHUNKS[0], rate)
+    limit.turn(0.0)
+    limit.turn(seconds)
+    assert moved == [cell.batch_bytes, round(rate * seconds / cell.batch_bytes) * cell.batch_bytes]
+    limit.turn(seconds)
+    assert moved[2] != moved[1], "what a turn has taken is a measure"
+
+
+def test_a_stream_that_does_not_come_through_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    for host in ("127.0.0.1", "a..b"):
+        with pytest.raises(BenchError, match=rf"no plain TCP stream to {host}:{port}: .*firewall"):
+            StreamInitiator(host, port, "token", memoryview(b""))
+
+
+def test_a_target_that_listens_everywhere_is_found_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = object.__new__(peer.Peer)
+    monkeypatch.setattr(peer, "StreamInitiator", lambda host, port, *_: (host, port))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one.connection = Connection(socket.create_connection(server.getsockname()))
+        for told, used in (("0.0.0.0:7", "127.0.0.1"), ("[::]:7", "127.0.0.1"), ("192.0.2.1:7", "192.0.2.1")):
+            answer = {"address": told, "token": "t"}
+            monkeypatch.setattr(one.connection, "request", lambda _, answer=answer: answer)
+            found: Any = one.stream(memoryview(b""))
+            assert found == (used, 7)
+        one.connection.close()
+
+
+def test_results_that_fill_a_disk_are_said_to_be_lost() -> None:
+    program = "import click; from kvik.bench.writing import write; click.command()(lambda: write('-', {}))()"
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", program], stdout=full, stderr=subprocess.PIPE, text=True, timeout=LIMIT,
+            check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "Error: standard output: No space left on device\n")
