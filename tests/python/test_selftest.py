@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 
 import kvik
 from kvik import signals
@@ -23,7 +25,7 @@ from kvik.bench.control import split_address
 from kvik.bench.errors import BenchError, CheckError
 from kvik.bench.pattern import POISON
 from kvik.roles.ports import free_ports
-from kvik.selftest import first, hardware, landing, refusals, report, run, summary, sweep
+from kvik.selftest import cli, first, hardware, landing, refusals, report, run, summary, sweep
 from kvik.selftest.conformance import conformance, questions
 from kvik.selftest.counts import nic_counts, summed
 from kvik.selftest.ends import cancelled_moving, revoke_gives_back
@@ -95,6 +97,10 @@ def _plan(**changes: Any) -> Plan:
 
 def _quiet(_: str) -> None:
     """Say nothing."""
+
+
+def _quiet_run(*_: object) -> None:
+    """Run no part."""
 
 
 # The whole command
@@ -247,6 +253,7 @@ def test_a_reader_that_leaves_ends_no_run(tmp_path: Path) -> None:
         (("--transport", "tcp", "--report", "no/folder/a.json"), "no folder"),
         (("--transport", "tcp", "--report", "a.md"), "ends with .json"),
         (("--transport", "tcp", "--target", "nowhere"), "not HOST:PORT"),
+        (("--transport", "tcp", "--target", "a..b:7"), "no way from here to a..b:7"),
         (("--transport", "tcp", "--serve", "127.0.0.1:0", "--target", "127.0.0.1:1"), "one of them"),
         (("--transport", "tcp", "--serve", "192.0.2.1:0"), "KVIK_SECRET"),
         (("--transport", "tcp", "--listen", "0.0.0.0:0"), "wildcard"),
@@ -551,6 +558,28 @@ def test_counts_are_those_of_the_metrics() -> None:
     one = nic_counts(text)
     assert one == {"a": {"in": 7.0, "out": 8.0, "failed": 1.0, "up": 0.0}}
     assert summed([one, {"a": _counts()}]) == {"a": {"in": 17.0, "out": 13.0, "failed": 1.0, "up": 0.0}}
+
+
+def test_what_cannot_take_a_report_is_told_before_it_is_made(tmp_path: Path) -> None:
+    for name in ("one.json", "one.md"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(BenchError, match=rf"{name} cannot be written: Is a directory"):
+            report.files(str(tmp_path / "one.json"))
+        (tmp_path / name).rmdir()
+        (tmp_path / "one.json").unlink(missing_ok=True)
+
+
+def test_a_report_that_fills_a_disk_has_not_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cli, "execute", _quiet_run)
+    monkeypatch.setattr(report, "write", full)
+    ended = CliRunner().invoke(
+        cli.selftest, ["--transport", "tcp", "--report", str(tmp_path / "a.json"), *TINY]
+    )
+    assert ended.exit_code == 1
+    assert "PASSED; the report is not whole: [Errno 28] No space left on device" in ended.output
 
 
 def test_an_interrupted_run_did_not_pass() -> None:

@@ -15,6 +15,7 @@ from kvik import signals
 from kvik.bench.control import split_address
 from kvik.bench.errors import BenchError
 from kvik.bench.target import listen
+from kvik.bench.writing import say_nothing_more
 from kvik.selftest import hardware, report
 from kvik.selftest.here import listen_in, preflight
 from kvik.selftest.other import SelftestTarget
@@ -29,12 +30,9 @@ def _say(text: str) -> None:
     try:
         click.echo(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Who read the lines has left (`head`; at Ctrl-C `tee`). The report is still made, and nothing more
-        # is said. So Python's documentation of SIGPIPE has it; else the flush at the end would fail again.
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+    except OSError:
+        # Who read the lines has left (`head`; at Ctrl-C `tee`), or a disk is full. The report is still made.
+        say_nothing_more()
 
 
 def _asked(given: dict[str, Any]) -> Asked:
@@ -150,10 +148,15 @@ def selftest(**given: Any) -> None:
     except (kvik.KvikError, BenchError, OSError) as error:
         raise click.UsageError(str(error)) from error
     results = Results(plan)
+    status, where = 1, f"report in {files[0]}, summary in {files[1]}"
     with signals.noted() as interrupt:
         _say(f"kvik selftest, seed {plan.asked.seed}\n")
         execute(results, heard, _say, interrupt)
-        report.write(results, files)
+        try:
+            report.write(results, files)
+            status = INTERRUPTED if results.interrupted else 0 if results.passed else 1
+        except OSError as error:
+            where = f"the report is not whole: {error}"
     ended = "INTERRUPTED" if results.interrupted else "PASSED" if results.passed else "FAILED"
-    _say(f"{ended}; report in {files[0]}, summary in {files[1]}")
-    _leave(INTERRUPTED if results.interrupted else 0 if results.passed else 1)
+    _say(f"{ended}; {where}")
+    _leave(status)

@@ -27,11 +27,13 @@ def files(given: str | None) -> tuple[Path, Path]:
         raise BenchError(f"--report {file}: the name of a report ends with .json; its summary ends with .md")
     if not file.absolute().parent.is_dir():
         raise BenchError(f"--report: no folder for {file}")
-    try:
-        file.touch()
-    except OSError as error:
-        raise BenchError(f"--report {file} cannot be written: {error.strerror}") from error
-    return file, file.with_suffix(".md")
+    both = file, file.with_suffix(".md")
+    for one in both:
+        try:
+            one.open("a").close()
+        except OSError as error:
+            raise BenchError(f"--report {one} cannot be written: {error.strerror}") from error
+    return both
 
 
 def to_json(results: Results, now: datetime) -> dict[str, Any]:
