@@ -1,11 +1,14 @@
 """`kvik trace record`: when it ends, and what it says of that."""
 
+import errno
+import os
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,9 @@ from click.testing import CliRunner, Result
 import kvik
 from kvik.stat import engines as engines_of_stat
 from kvik.stat.engines import Question, asking
-from kvik.trace import file
+from kvik.trace import file, record
 from kvik.trace.cli import trace
+from kvik.trace.file import TraceError
 from tests.python.peers import LIMIT, engines, until
 
 
@@ -83,6 +87,20 @@ def test_an_interrupt_takes_no_piece_away(monkeypatch: pytest.MonkeyPatch, tmp_p
         assert found.complete
         assert found.moved
     assert time.monotonic() - begun < LIMIT, "it has ended the recording"
+
+
+def test_a_disk_that_takes_a_part_of_a_line_gets_the_rest(tmp_path: Path) -> None:
+    class NearlyFull(FileIO):
+        def write(self, data: Any, /) -> int:
+            if self.tell() >= 12:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(bytes(data)[:5])
+
+    with NearlyFull(tmp_path / "one", "xb") as out:
+        record._keep(out, b"one line\n")
+        with pytest.raises(TraceError, match="one: No space left on device; what was recorded"):
+            record._keep(out, b"another\n")
+    assert (tmp_path / "one").read_bytes() == b"one line\nanoth"
 
 
 def test_a_recording_that_the_engine_cuts_is_not_told_as_its_end(

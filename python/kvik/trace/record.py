@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from io import FileIO
 from pathlib import Path
 
 from kvik.stat.engines import PROTOCOL, StatError, asking, find
@@ -38,7 +39,7 @@ def record(
             last = b""
             try:
                 while piece := question.receive(interrupt):
-                    out.write(piece)
+                    _keep(out, piece)
                     last = (last + piece)[-_LAST_LINE_BYTES:]
                 say(_why_over(last))
                 return
@@ -47,11 +48,23 @@ def record(
             question.say(f"{PROTOCOL} end".encode())
             question.wait_until(time.monotonic() + _LAST_LINES_SECONDS)
             while piece := question.receive():
-                out.write(piece)
+                _keep(out, piece)
     except FileExistsError as error:
         raise TraceError(f"{path} exists; name another file or remove it") from error
     except (OSError, StatError) as error:
         raise TraceError(str(error)) from error
+
+
+def _keep(out: FileIO, piece: bytes) -> None:
+    """Write all of it: a disk that is nearly full takes a part, and the next one would be within a line."""
+    left = memoryview(piece)
+    try:
+        while left:
+            left = left[out.write(left) :]
+    except OSError as error:
+        raise TraceError(
+            f"{out.name}: {error.strerror}; what was recorded until then is in it, and can be read"
+        ) from error
 
 
 def _why_over(last: bytes) -> str:
