@@ -1,5 +1,6 @@
 """`kvik trace`: what is recorded is what was moved, and what is replayed is what was recorded."""
 
+import io
 import json
 import random
 import socket
@@ -14,10 +15,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
 import kvik
 from kvik.bench import control
 from kvik.bench.errors import BenchError, CheckError
+from kvik.bench.figures import Slice
 from kvik.bench.stream import CHUNKS, StreamInitiator
 from kvik.bench.target import serve
 from kvik.stat.engines import StatError, asking
@@ -27,6 +30,7 @@ from kvik.trace.file import Dims, Moved, Trace, TraceError
 from kvik.trace.pattern import Elements
 from kvik.trace.record import record
 from kvik.trace.replay import Replay, ReplayOptions, Results, execute, judge, plan, target_options
+from kvik.trace.show import print_replay
 from kvik.trace.target import ReplayPeer, ReplayTarget
 from tests.python.peers import LIMIT, engines, random_seed, until
 
@@ -376,6 +380,18 @@ def test_the_commands_show_and_replay(
     assert command("replay", "--listen", "127.0.0.1:0", "--json", "-").exit_code == 2
 
 
+@pytest.mark.parametrize(("speed", "ratios"), [(None, 2), (1.0, 0)])
+def test_a_rate_that_the_recording_sets_has_no_ratio(speed: float | None, ratios: int) -> None:
+    results = Results(options(speed=speed), Trace())
+    for series in (results.kvik, results.memcpy, results.stream):
+        series.slices.append(Slice(1 << 20, 0.5, 0.1, 0.1))
+    console = Console(file=io.StringIO(), width=130)
+    print_replay(results, "GB/s", console)
+    said = cast(io.StringIO, console.file).getvalue()
+    assert said.count("1.00 (1.00-1.00)") == ratios
+    assert ("The pace sets the rate" in said) == (speed is not None)
+
+
 def test_what_comes_too_fast_is_dropped_and_said(tmp_path: Path) -> None:
     pages, moves = 1 << 20, 5
     with engines() as start:
@@ -510,6 +526,8 @@ def test_what_a_line_may_not_say(recorded: tuple[Path, Trace, list[dict[str, Any
         {"layout": "0" * 16},
         {"op": "erase"},
         {"t": "soon"},
+        {"t": float("inf")},
+        {"total_s": float("nan")},
         {"remote": None},
         {"remote": {"positions": []}},
     ]
@@ -525,7 +543,8 @@ def test_what_a_line_may_not_say(recorded: tuple[Path, Trace, list[dict[str, Any
 
 
 def test_owners_ids_beyond_the_layout_widen_it() -> None:
-    for layout in layouts():
+    halves = kvik.Layout(PAGES, 512, slices=2, page_stride=512, slice_stride=PAGES * 512)
+    for layout in (*layouts(), halves):
         dims = dims_of(layout)
         elements = Elements(dims, (0, dims.layers), (0, dims.slices), 1)
         far = np.array([3 * PAGES], dtype=np.uint32)

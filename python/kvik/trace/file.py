@@ -6,6 +6,7 @@ Every line is complete in itself, so a file that was cut off can be read up to t
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -207,7 +208,7 @@ def _add(trace: Trace, said: dict[str, Any]) -> int:
         trace.dropped += int(said["dropped"])
     if "end" in said:
         end = said["end"]
-        trace.seconds = float(end["seconds"])
+        trace.seconds = _seconds(end["seconds"])
         trace.dropped = max(trace.dropped, int(end["dropped"]))
         trace.lost = int(end["transfers"]) - len(trace.moved)
     return 0
@@ -236,7 +237,7 @@ def _moved(said: dict[str, Any]) -> Moved:
         raise ValueError(f"the class {said['class']!r} is unknown")
     positions = said["remote"]["positions"]
     return Moved(
-        t=float(said["t"]),
+        t=_seconds(said["t"]),
         op=said["op"],
         traffic_class=said["class"],
         peer=int(said["peer"]),
@@ -252,8 +253,16 @@ def _moved(said: dict[str, Any]) -> Moved:
         bytes=int(said["bytes"]),
         outcome=str(said["outcome"]),
         extents=None if said.get("extents") is None else int(said["extents"]),
-        times={name: float(value) for name, value in said.items() if name.endswith("_s")},
+        times={name: _seconds(value) for name, value in said.items() if name.endswith("_s")},
     )
+
+
+def _seconds(said: Any) -> float:
+    """A time: Python's JSON has numbers that are none."""
+    value = float(said)
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no time")
+    return value
 
 
 def _ids(runs: list[Any]) -> PageIds:

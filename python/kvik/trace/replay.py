@@ -9,6 +9,7 @@ rounds.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -148,16 +149,21 @@ def _reasons(results: Results) -> str:
 
 
 def _reaching(dims: Dims, pages: int) -> Dims:
-    """The layout with at least so many pages. Layers that lie one after the other move apart for it."""
+    """The layout with at least so many pages. Slices and layers beyond all pages move apart for it."""
     if pages <= dims.pages:
         return dims
-    inner = dims.slices * dims.slice_stride
-    if dims.layers == 1 or (
-        dims.layer_stride is not None and dims.layer_stride * dims.layers <= dims.page_stride
-    ):
-        return replace(dims, pages=pages)
-    stride = max(pages * dims.page_stride, inner)
-    return replace(dims, pages=pages, layer_stride=stride, layer_offsets=None)
+    # Layers at offsets of their own lie outermost then, as the last of these.
+    wanted: list[tuple[str, float, int]] = [
+        ("page_stride", dims.page_stride, pages),
+        ("slice_stride", dims.slice_stride, dims.slices),
+        ("layer_stride", math.inf if dims.layer_stride is None else dims.layer_stride, dims.layers),
+    ]
+    strides, inside = dict[str, int](), dims.run_bytes
+    for name, stride, count in sorted(wanted, key=lambda step: step[1]):
+        if count > 1:
+            strides[name] = inside if math.isinf(stride) else max(inside, int(stride))
+            inside += strides[name] * (count - 1)
+    return replace(dims, pages=pages, layer_offsets=None, **strides)
 
 
 def _in_region(step: Step, dims: Dims) -> Step:

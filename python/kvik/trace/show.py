@@ -135,9 +135,12 @@ def print_replay(results: Results, unit: str, console: Console) -> None:
     grid.add_column("path")
     for heading in ("p50", "p90", "p99", "n", unit, "CPU s/GiB", "x memcpy", "x tcp stream"):
         grid.add_column(heading, justify="right")
-    ratios = (
-        ratio_text(results.kvik.ratio_to(results.memcpy)), ratio_text(results.kvik.ratio_to(results.stream))
-    )  # fmt: skip
+    # At a pace the rate is that of the recording, and says nothing of what kvik can.
+    paced = results.options.speed is not None
+    memcpy, stream = (
+        None if paced else results.kvik.ratio_to(limit) for limit in (results.memcpy, results.stream)
+    )
+    ratios = ratio_text(memcpy), ratio_text(stream)
     used = ", ".join(
         f"{name}: {' / '.join(sorted(mechanisms))}" for name, mechanisms in results.used.paths.items()
     )
@@ -147,8 +150,8 @@ def print_replay(results: Results, unit: str, console: Console) -> None:
         times = ["" if time is None else seconds_text(time) for time in recorded]
         grid.add_row("as recorded", *times, str(len(results.recorded_s)), "", "", "", "", style="dim")
     grid.add_row(*row("memcpy", results.memcpy, unit, ("", "")), style="dim")
-    stream = f"tcp stream, {size_text(results.send_bytes)} sends"
-    grid.add_row(*row(stream, results.stream, unit, ("", "")), style="dim")
+    name = f"tcp stream, {size_text(results.send_bytes)} sends"
+    grid.add_row(*row(name, results.stream, unit, ("", "")), style="dim")
     console.print(grid)
     for line in _replay_lines(results):
         console.print(line, markup=False, highlight=False)
@@ -162,7 +165,9 @@ def _replay_lines(results: Results) -> list[str]:
         f"Bytes compared in {results.compared} of {results.steps} transfers, all equal",
     ]
     if options.speed is not None:
-        lines.append(f"The latest call was {seconds_text(max(results.late_s, 0.0))} late")
+        lines.append(
+            f"The pace sets the rate; the latest call was {seconds_text(max(results.late_s, 0.0))} late"
+        )
     lines += [f"Left out: {count} transfers: {why}" for why, count in results.left_out.items()]
     return lines + results.notices
 
