@@ -57,6 +57,7 @@ class Side:
         self.moved: dict[str, int] = {}
         self.stop = threading.Event()
         self.threads: list[threading.Thread] = []
+        self.failed: list[Exception] = []
 
     def grants(self) -> dict[str, str]:
         """A ticket for reading and one for writing all pages."""
@@ -88,24 +89,29 @@ class Side:
 
         def work() -> None:
             under_way: deque[kvik.Transfer] = deque()
-            while not self.stop.is_set():
-                while len(under_way) < AT_ONCE[traffic_class]:
-                    under_way.append(self.begin(op, peer, traffic_class, nbytes))
-                self.moved[name] += under_way.popleft().wait().bytes
-            for transfer in under_way:
-                transfer.wait()
+            try:
+                while not self.stop.is_set():
+                    while len(under_way) < AT_ONCE[traffic_class]:
+                        under_way.append(self.begin(op, peer, traffic_class, nbytes))
+                    self.moved[name] += under_way.popleft().wait().bytes
+                for transfer in under_way:
+                    transfer.wait()
+            except Exception as error:
+                self.failed.append(error)
 
         thread = threading.Thread(target=work)
         thread.start()
         self.threads.append(thread)
 
     def quiet(self) -> None:
-        """Ends what is kept under way."""
+        """Ends what is kept under way. Raises where it was not: what was timed beside it was alone."""
         self.stop.set()
         for thread in self.threads:
             thread.join()
         self.threads.clear()
         self.stop.clear()
+        if self.failed:
+            raise self.failed[0]
 
     def time(self, op: str, peer: str, count: int) -> list[float]:
         """Seconds of handovers, one after another."""

@@ -8,11 +8,11 @@ seconds one client, at random, or the server gets SIGKILL, and is started again.
 durable before must be there when the server is back. The keys go round, so that about ``--bytes`` go
 through a memory of ``--memory``; the log has room for all of them, so that it drops nothing.
 
-At the end: no wrong block, no lost one; the resident memory of no server was above 1.05 of the memory and
-64 MiB; it has no more files open than when it began, and those of its memory; and the log's directory has
-no file that is no segment. Exit status 1 where one of these does not hold. Prints the seed, and one line of
-JSON. The transport is tcp: over `local` a server maps the pages of its clients, which would count as memory
-of its own.
+At the end: no wrong block, no lost one; no process has ended by itself; the resident memory of no server was
+above 1.05 of the memory and 64 MiB; it has no more files open than when it began, and those of its memory;
+and the log's directory has no file that is no segment. Exit status 1 where one of these does not hold. Prints
+the seed, and one line of JSON. The transport is tcp: over `local` a server maps the pages of its clients,
+which would count as memory of its own.
 """
 
 from __future__ import annotations
@@ -64,6 +64,12 @@ def prompt(number: int) -> tuple[range, int]:
     blocks = 1 + random.Random(number).randrange(MOST)  # noqa: S311 - a workload
     first = number * MOST * TOKENS
     return range(first, first + blocks * TOKENS), blocks
+
+
+def killed(process: subprocess.Popen[str]) -> bool:
+    """Kill it; False where it had ended by itself."""
+    process.kill()
+    return process.wait(timeout=STARTS) == -signal.SIGKILL
 
 
 class Client:
@@ -132,6 +138,7 @@ class Counts:
     durable_asked: int = 0
     kills_of_clients: int = 0
     kills_of_the_server: int = 0
+    died: int = 0  # processes that ended before they were killed
     mismatches: int = 0
     errors: dict[str, int] = field(default_factory=dict)
 
@@ -159,8 +166,7 @@ class Clients:
         self._readers.append(reader)
 
     def kill(self, number: int) -> None:
-        self._processes[number].kill()
-        self._processes[number].wait()
+        self.counts.died += not killed(self._processes[number])
         self.counts.kills_of_clients += 1
 
     def _read(self, process: subprocess.Popen[str]) -> None:
@@ -193,8 +199,7 @@ class Clients:
 
     def end(self) -> None:
         for process in self._processes.values():
-            process.kill()
-            process.wait()
+            self.counts.died += not killed(process)
         for reader in self._readers:
             reader.join()
 
@@ -248,9 +253,11 @@ class Server:
         except OSError:
             return ""
 
-    def kill(self) -> None:
-        self.process.kill()
+    def kill(self) -> bool:
+        """Whether it still ran."""
+        ran = killed(self.process)
         self._gone()
+        return ran
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
@@ -312,7 +319,7 @@ def soak(arguments: argparse.Namespace, log: Path) -> dict[str, Any]:
                 clients.start(turn)
                 continue
             durable = clients.acknowledged()
-            server.kill()
+            clients.counts.died += not server.kill()
             clients.counts.kills_of_the_server += 1
             server.start()
             checker.lost(durable, clients.counts)
@@ -340,7 +347,7 @@ def soak(arguments: argparse.Namespace, log: Path) -> dict[str, Any]:
 
 def failures(result: dict[str, Any]) -> list[str]:
     """What does not hold."""
-    names = ["wrong", "lost", "mismatches", "dropped", "corrupt", "files_leaked"]
+    names = ["wrong", "lost", "died", "mismatches", "dropped", "corrupt", "files_leaked"]
     found = [f"{name}: {result[name]}" for name in names if result[name]]
     if result["resident"] > result["resident_bound"]:
         found.append(f"resident memory {result['resident']} is above {result['resident_bound']}")
@@ -356,7 +363,7 @@ def _connected(engine: kvik.Engine, arguments: argparse.Namespace) -> Client:
     while True:
         try:
             return Client(engine, arguments.client, arguments.prompts, arguments.seed)
-        except (kvik.PeerUnreachable, kvik.StoreUnavailable):
+        except kvik.KvikError:  # whatever the kill has cut off
             if time.monotonic() > until:
                 raise
             time.sleep(0.05)

@@ -15,8 +15,8 @@ from tests.python.peers import ROOT
 
 SOAK = ROOT / "bench" / "store_soak.py"
 HELD: dict[str, Any] = {
-    "puts": 9, "gets": 9, "blocks_got": 9, "durable_asked": 9, "wrong": 0, "lost": 0, "mismatches": 0,
-    "dropped": 0, "corrupt": 0, "files_leaked": 0, "resident": 10, "resident_bound": 10,
+    "puts": 9, "gets": 9, "blocks_got": 9, "durable_asked": 9, "wrong": 0, "lost": 0, "died": 0,
+    "mismatches": 0, "dropped": 0, "corrupt": 0, "files_leaked": 0, "resident": 10, "resident_bound": 10,
     "files_that_are_no_segments": [],
 }  # fmt: skip
 
@@ -54,6 +54,7 @@ def soak() -> ModuleType:
         {},
         {"wrong": 1},
         {"lost": 1},
+        {"died": 1},
         {"files_leaked": 2},
         {"resident": 11},
         {"files_that_are_no_segments": ["x"]},
@@ -62,6 +63,24 @@ def soak() -> ModuleType:
 )
 def test_what_does_not_hold_is_said(soak: ModuleType, change: dict[str, Any]) -> None:
     assert len(soak.failures(HELD | change)) == len(change)
+
+
+def test_what_ended_by_itself_was_not_killed(soak: ModuleType) -> None:
+    """A client or a server that breaks is started again as one that was killed is: the run has to say so."""
+    clients, server = object.__new__(soak.Clients), object.__new__(soak.Server)
+    clients.counts, clients._processes, clients._readers = soak.Counts(), {}, []
+    for ends, died in ((True, 1), (False, 0)):
+        started = [subprocess.Popen(["true"] if ends else ["cat"], stdin=subprocess.PIPE) for _ in range(3)]
+        for process in started if ends else ():
+            process.wait()
+        clients._processes[0], clients._processes[1], server.process = started
+        clients.counts.died = 0
+        clients.kill(0)
+        assert clients.counts.died == died
+        assert server.kill() == (not ends)
+        clients._processes.pop(0)
+        clients.end()
+        assert clients.counts.died == 2 * died
 
 
 def test_a_block_is_its_keys(soak: ModuleType) -> None:
