@@ -18,7 +18,8 @@ Student's t over rounds, 95 %.
 `overhead`: prompts that nobody has. Two servers are up at a time, one with a store and one without a
 connector. Both answer the same batch of four prompts at once (one token each), a pair of turns in random
 order, each after both have come to rest. Shown is the time with the store to the time without, as a
-geometric mean over the pairs with its interval, by two settings of the engine:
+geometric mean with its interval over the starts, each by the mean of its pairs; of one start, over its
+pairs, which says nothing of another start. By two settings of the engine:
 
 - *tokens a step*: `--max-num-batched-tokens`, by default the eight sizes of `kvik store bench misses`;
 - *cache*: whether the engine's own prefix cache is on.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -147,10 +148,14 @@ def cell_faults(cell: Raw) -> list[str]:
 
 
 def overhead_report(raw: Raw) -> str:
-    """A row for each size of steps and setting of the engine's own cache."""
+    """A row for each size of steps and setting of the engine's own cache.
+
+    Pairs of turns have their two servers in common, so of several starts each is one sample. Of one start
+    alone there are its pairs, whose interval says nothing of another start.
+    """
     settings = raw["settings"]
     columns = ["tokens a step", "engine's cache", "without a store, s"]
-    columns += ["saves asynchronous, to without", "saves synchronous, to without", "pairs"]
+    columns += ["saves asynchronous, to without", "saves synchronous, to without", "samples"]
     rows = [
         [str(steps), cache, *_cells(raw, steps, cache)]
         for cache in settings["caches"]
@@ -176,13 +181,15 @@ def _cells(raw: Raw, steps: int, cache: str) -> list[str]:
         return ["invalid"] * 4
 
     def all_of(arm: str, value: Callable[[Raw], float]) -> list[float]:
-        return [value(turn) for cell in cells for turn in turns_of(cell, arm)]
+        starts = [[value(turn) for turn in turns_of(cell, arm)] for cell in cells]
+        return starts[0] if not starts[1:] else [statistics.geometric_mean(pairs) for pairs in starts]
 
     none = all_of("none", lambda turn: float(turn["seconds"]))
     answered = all_of("store", lambda turn: float(turn["seconds"]))
     stored = all_of("store", lambda turn: max(float(turn["stored_s"]), float(turn["seconds"])))
     ratios = [ratio(values, none) for values in (answered, stored)]
-    return [mean(none).text(), *(one.text(digits=3) if one else "-" for one in ratios), str(len(none))]
+    samples = f"{len(none)} {'starts' if cells[1:] else 'pairs'}"
+    return [mean(none).text(), *(one.text(digits=3) if one else "-" for one in ratios), samples]
 
 
 def _name(cell: Raw) -> str:

@@ -122,7 +122,21 @@ def test_overhead_is_a_ratio_over_pairs(figures: ModuleType) -> None:
     report = figures.overhead_report(overhead(figures))
     assert "| 64 | on | 2.02 (1.97 to 2.07) | 1.050 (1.050 to 1.050) | 1.485 (" in report
     assert "| 64 | off | - | - | - | - |" in report
+    assert "| 3 pairs |" in report
     assert "INVALID" not in report
+
+
+def test_starts_are_samples_and_their_pairs_are_not(figures: ModuleType) -> None:
+    """Pairs that agree within a start say nothing of how far starts are apart."""
+    raw = overhead(figures)
+    for start, cost in ((1, 1.2), (2, 1.5)):
+        one = cell(figures, 64) | {"start": start}
+        for turn in one["turns"]:
+            turn["seconds"] *= cost if turn["arm"] == "store" else 1.0
+        raw["cells"].append(one)
+    row = next(line for line in figures.overhead_report(raw).splitlines() if line.startswith("| 64 | on |"))
+    assert "| 1.277 (0.771 to 2.115) |" in row
+    assert row.endswith("| 3 starts |")
 
 
 @pytest.mark.parametrize("change", ["loaded", "not computed", "not stored", "tokens"])
