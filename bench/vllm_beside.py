@@ -317,7 +317,7 @@ class Run:
         versions = {"vllm": importlib.metadata.version("vllm"), "nixl": nixl_version(packages)}
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_autogroups())
-            self.raw["facts"] = facts.collect() | versions
+            kept.note_facts(self.raw, facts.collect() | versions)
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vllm-beside-")))
             parent = stack.enter_context(ForkParent(folder))
             for start, name in self.missing():

@@ -350,7 +350,7 @@ def go(kind: Kind, settings: argparse.Namespace, raw: dict[str, Any]) -> bool:
     model = ensure_checkpoint(kind.layers)
     with ExitStack() as stack:
         stack.enter_context(without_autogroups())
-        raw["facts"] = facts.collect() | {"vllm": importlib.metadata.version("vllm")}
+        kept.note_facts(raw, facts.collect() | {"vllm": importlib.metadata.version("vllm")})
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vllm-store-sweep-")))
         parent = stack.enter_context(ForkParent(folder))
         place = Place(parent, model, stack.enter_context(Fleet()), folder)

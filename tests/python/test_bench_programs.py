@@ -54,3 +54,14 @@ def test_a_load_with_a_client_less_is_none() -> None:
 
     with pytest.raises(SystemExit, match="no answer"), stages.loaded(Engine(), [[1], [2]]):
         assert broken.wait(LIMIT)
+
+
+def test_a_run_goes_on_with_what_it_began_with() -> None:
+    kept = bench("kept")
+    raw: dict[str, Any] = {"cells": []}
+    found = {"cpu_model": "one", "kvik": "0.1.0", "vllm": "0.32.0", "load_1min": 0.5}
+    kept.note_facts(raw, found)
+    kept.note_facts(raw, found | {"load_1min": 9.0})
+    assert raw["facts"] == found, "the load when it began"
+    with pytest.raises(SystemExit, match=r"vllm 0\.32\.0, not 0\.33\.0: begin another file"):
+        kept.note_facts(raw, found | {"vllm": "0.33.0"})
