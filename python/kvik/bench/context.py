@@ -143,11 +143,17 @@ def _one(order: Order, side: Side, made: dict[str, Any], piece: int, outcome: Ou
     outcome.digest = (outcome.digest + digest) & MASK
     outcome.bytes += report.bytes
     outcome.extents += report.extents
-    outcome.transport, outcome.mechanism = report.transport, report.mechanism
-    outcome.checks = ", ".join(report.checks)
+    outcome.transport = _also(outcome.transport, report.transport)
+    outcome.mechanism = _also(outcome.mechanism, report.mechanism)
+    outcome.checks = _also(outcome.checks, ", ".join(report.checks))
     outcome.rates.fill.append(made["fill"])
     outcome.rates.read.append(report.bytes / seconds / _GB)
     outcome.rates.kvik.append(report.bytes / report.total_s / _GB)
+
+
+def _also(known: str, now: str) -> str:
+    """What pieces before had, and this one, if it is another: the medians are of them all."""
+    return known if now in known.split("; ") else f"{known}; {now}" if known else now
 
 
 def _memcpy(

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from kvik.bench.context_side import PROMPT_SEED
+from kvik.bench.context import Outcome, _one
+from kvik.bench.context_side import PROMPT_SEED, Order
 from kvik.emulator.content import KvFunction, chain_of, root_of
 from tests.python.emulator.servers import LIMIT, TINY
 
@@ -41,6 +43,35 @@ def test_a_context_in_pieces(tmp_path: Path, transport: str) -> None:
     numbers = np.arange(pages, dtype=np.uint32)
     function.fill(memory, numbers, 0, chain)
     assert told["digest"] == function.read(memory, numbers, 0, TOKENS)
+
+
+def test_what_one_piece_took_is_not_said_of_all() -> None:
+    """Under `auto` a later piece may go another way than the first; the medians are of both."""
+    order, way = Order(TINY, 64, 16, 2, "auto"), list[tuple[str, str, tuple[str, ...]]]()
+
+    class Reader:
+        bytes = extents = 1
+        total_s = 1.0
+
+        def read_from(self, *_: object) -> Any:
+            self.transport, self.mechanism, self.checks = way[-1]
+            return self
+
+        def digest(self, *_: int) -> int:
+            return 7
+
+    reader: Any = Reader()
+    outcome = Outcome("tiny", 64, 3, 32)
+    for one in (
+        ("tcp", "4 channels", ("sum",)),
+        ("local", "memfd", ("generation",)),
+        ("tcp", "4 channels", ("sum",)),
+    ):
+        way.append(one)
+        _one(order, reader, {"ticket": "", "digest": 7, "fill": 1.0}, 0, outcome)
+    assert outcome.transport == "tcp; local"
+    assert outcome.mechanism == "4 channels; memfd"
+    assert outcome.checks == "sum; generation"
 
 
 def test_ctrl_c_ends_it_without_a_traceback_of_the_other_process() -> None:
