@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kvik.demo import emulator_scene, machine
+from kvik.bench import facts
+from kvik.demo import emulator_scene
 from kvik.demo.scene import KvFacts, Link, Place, Ranks, SettingError, Settings
 from kvik.demo.show import demo
 from kvik.roles.hosts import Host, Rate
@@ -81,7 +82,7 @@ def test_refused_before_anything_starts(options: list[str], said: str) -> None:
 
 def test_too_little_memory_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     """How much is needed, how much there is, and what would need less."""
-    monkeypatch.setattr(machine, "available_memory", lambda: 100 << 20)
+    monkeypatch.setattr(facts, "memory_available", lambda: 100 << 20)
     result = CliRunner().invoke(demo, ["--lengths", "4000"])
     assert result.exit_code == 2
     said = " ".join(result.output.split())
@@ -93,12 +94,12 @@ def test_a_container_may_have_less_memory_than_its_machine(tmp_path: Path) -> No
     """The smaller of what the kernel and the control group allow."""
     meminfo = tmp_path / "meminfo"
     meminfo.write_text("MemTotal:  9000000 kB\nMemAvailable:    2000000 kB\n")
-    assert machine.available_memory(meminfo, tmp_path) == 2000000 << 10
+    assert facts.memory_available(meminfo, tmp_path) == 2000000 << 10
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("900000000\n")
     (tmp_path / "memory.stat").write_text("anon 5\ninactive_file 100000000\n")
-    assert machine.available_memory(meminfo, tmp_path) == 2000000 << 10
+    assert facts.memory_available(meminfo, tmp_path) == 2000000 << 10
     (tmp_path / "memory.max").write_text("1000000000\n")
-    assert machine.available_memory(meminfo, tmp_path) == 200000000
+    assert facts.memory_available(meminfo, tmp_path) == 200000000
     (tmp_path / "memory.max").write_text("100\n")
-    assert machine.available_memory(meminfo, tmp_path) == 0
+    assert facts.memory_available(meminfo, tmp_path) == 0

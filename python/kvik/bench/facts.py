@@ -10,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")  # version 2, as seen from inside a container
 
-def _lines(path: str) -> list[str]:
+
+def _lines(path: str | Path) -> list[str]:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -27,12 +30,19 @@ def cpu_model() -> str:
     return platform.machine()
 
 
-def memory_available() -> int | None:
-    """Bytes that can be used without swapping, or ``None`` where the kernel does not say."""
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return None
+def memory_available(meminfo: Path = MEMINFO, cgroup: Path = CGROUP) -> int | None:
+    """Bytes that can be used without swapping: what the kernel says, or less where a control group
+    limits it. ``None`` where the kernel does not say.
+    """
+    said = (line.partition(":") for line in _lines(meminfo))
+    kernel = next((int(value.split()[0]) << 10 for name, _, value in said if name == "MemAvailable"), None)
+    limit, used = _lines(cgroup / "memory.max"), _lines(cgroup / "memory.current")
+    if kernel is None or not used or limit in ([], ["max"]):
+        return kernel
+    # Pages of files that nobody has used lately are counted as used, and are given up when memory is short.
+    stats = dict(line.split() for line in _lines(cgroup / "memory.stat"))
+    taken = int(used[0]) - int(stats.get("inactive_file", 0))
+    return max(0, min(kernel, int(limit[0]) - taken))
 
 
 def cores_usable() -> int:
