@@ -12,8 +12,8 @@ having read it to writing that token; so it holds the driver's sending, its read
 loopback's way. The same is done for the last token, from sending. Percentiles are taken within a run; what
 is compared is their median over rounds, and its spread is shown.
 
-The highest rate is that of a closed load of 64 users on a stub that answers at once: requests that were
-answered a second.
+The highest rate is that of a closed load of 64 users on a stub that answers at once: requests a second, from
+the first that is sent to the last answer's end.
 
 --vllm names the Python of an environment that has vLLM; its `vllm bench serve` makes the load of the second
 column. Without it only ours is measured. Its tokenizer is that of the demo's checkpoint.
@@ -151,7 +151,7 @@ def ours(url: str, folder: Path, requests: int, users: int, seed: int) -> Run:
     command = [sys.executable, __file__, "--send", str(folder / "load.json"), str(folder / "out.json")]
     pinned(command, folder)
     found = json.loads((folder / "out.json").read_text())
-    return Run(*added(found["requests"]), rate=requests / found["seconds"])
+    return run_of(found)
 
 
 def send(spec: Path, out: Path) -> None:
@@ -162,16 +162,14 @@ def send(spec: Path, out: Path) -> None:
     async def run() -> None:
         async with opened(read_spec(spec)) as (driver, _):
             await driver.warm_up()
-            began = time.monotonic()
             await driver.run()
-            seconds = time.monotonic() - began
             sent = [one for one in driver.sent if one.planned.phase == "measure"]
             requests = []
             for one in sent:
                 answer = read(one)
                 said = {"tokens": answer.tokens, "text": answer.text, "error": answer.error}
                 requests.append({"sent": one.exchange.sent, **said})
-            out.write_text(json.dumps({"requests": requests, "seconds": seconds}))
+            out.write_text(json.dumps(requests))
 
     asyncio.run(run())
 
@@ -212,9 +210,18 @@ def vllm(python: str) -> Driver:
             seen.append(
                 {"sent": start * 1e9, "tokens": [at * 1e9 for at in tokens], "text": text, "error": error}
             )
-        return Run(*added(seen), rate=found["completed"] / found["duration"])
+        return run_of(seen)
 
     return run
+
+
+def run_of(requests: Sequence[dict[str, Any]]) -> Run:
+    """What comes of requests. Of both drivers, the time is from the first that was sent to the last token:
+    what one does before, such as making its prompts, is not what it can send.
+    """
+    first, last = added(requests)
+    began, ended = min(one["sent"] for one in requests), max(one["tokens"][-1] for one in requests)
+    return Run(first, last, rate=len(requests) / ((ended - began) / 1e9))
 
 
 def added(requests: Sequence[dict[str, Any]]) -> tuple[list[float], list[float]]:

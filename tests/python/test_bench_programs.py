@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -65,3 +67,28 @@ def test_a_run_goes_on_with_what_it_began_with() -> None:
     assert raw["facts"] == found, "the load when it began"
     with pytest.raises(SystemExit, match=r"vllm 0\.32\.0, not 0\.33\.0: begin another file"):
         kept.note_facts(raw, found | {"vllm": "0.33.0"})
+
+
+def test_what_a_driver_can_send_is_not_how_fast_it_makes_prompts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Of ours and of vLLM's alike: from the first request to the last token."""
+    driver, second = bench("load_driver"), 10**9
+    text = " ".join(str(number) for number in range(driver.TOKENS + 1))
+    sent = [7 * second, 8 * second]
+    told = [
+        {"sent": at, "tokens": [at + second, at + 2 * second], "text": text, "error": None} for at in sent
+    ]
+    lists = {
+        "start_times": [at / second for at in sent], "ttfts": [1.0] * 2, "latencies": [2.0] * 2,
+        "generated_texts": [text] * 2, "errors": [""] * 2, "completed": 2, "duration": 100.0,
+    }  # fmt: skip
+
+    def run(*_: object) -> None:
+        (tmp_path / "out.json").write_text(json.dumps(told))
+        (tmp_path / "vllm.json").write_text(json.dumps(lists))
+
+    (tmp_path / "model").mkdir()
+    monkeypatch.setattr(driver, "pinned", run)
+    for one in (driver.ours, driver.vllm("python")):
+        assert one("http://h", tmp_path, 2, 1, 1).rate == pytest.approx(2 / 3)
