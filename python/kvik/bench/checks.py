@@ -154,7 +154,8 @@ def _rounds(
 def _print(costs: list[Cost], copied: Series, plan: Plan, say: Say) -> None:
     say(
         f"{plan.op} of {plan.pages} scattered pages of {size_text(plan.page_bytes)}, {plan.rounds} rounds of "
-        f"{plan.turn_s:g} s, seed {plan.seed}; medians over rounds, in brackets the lowest and the highest"
+        f"{plan.turn_s:g} s, seed {plan.seed}; rates and CPU time of all rounds, ratios as medians over "
+        "rounds with the lowest and the highest"
     )
     for cost in costs:
         figures = cost.to_json()
