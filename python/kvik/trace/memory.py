@@ -7,6 +7,7 @@ as the layout; what is never touched takes no memory.
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ import numpy as np
 import kvik
 from kvik.bench import facts
 from kvik.bench.errors import BenchError
-from kvik.bench.options import size_text
 from kvik.bench.pattern import Bytes
 from kvik.trace.file import Dims, PageIds
 from kvik.trace.pattern import Elements
@@ -23,15 +23,18 @@ from kvik.trace.pattern import Elements
 class Sparse:
     """A region with a layout, and its bytes."""
 
-    def __init__(self, engine: kvik.Engine, dims: Dims, kind: str, used_pages: int) -> None:
+    def __init__(
+        self, engine: kvik.Engine, dims: Dims, kind: str, used_pages: int, beside: Iterable[Sparse] = ()
+    ) -> None:
         self.dims = dims
         self._layout = dims.layout()
-        used = used_pages * dims.page_bytes
-        available = facts.memory_available()
+        self.used = used_pages * dims.page_bytes
+        """Bytes that will be there; those of the regions `beside` it have a place as well."""
+        used, available = self.used + sum(one.used for one in beside), facts.memory_available()
         if available is not None and used > available // 2:
             raise BenchError(
-                f"the recording uses {used_pages} pages of {size_text(dims.page_bytes)}, more than half of "
-                f"the {available >> 20} MiB that are free: replay a shorter one, or on a larger machine"
+                f"the recording uses {used >> 20} MiB of memory, more than half of the {available >> 20} MiB "
+                "that are free: replay a shorter one, or on a larger machine"
             )
         self.bytes: Bytes
         if kind == "shared":

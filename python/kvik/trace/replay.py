@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from threading import Event
 
 import numpy as np
+import numpy.typing as npt
 
 import kvik
 from kvik.bench import facts
@@ -36,6 +37,7 @@ from kvik.trace.pattern import Elements
 from kvik.trace.target import MODULE, ReplayPeer
 
 Say = Callable[[str], None]
+Flags = npt.NDArray[np.bool_]
 
 STREAM_BUFFER = 64 << 20
 CHECKED_BYTES = 1 << 30
@@ -191,7 +193,7 @@ class Replay:
         for name, (dims, memory) in regions.items():
             used = _used_pages(steps, name)
             peer.region(name, dims, memory, used)
-            self._regions[name] = Sparse(engine, dims, memory, used)
+            self._regions[name] = Sparse(engine, dims, memory, used, self._regions.values())
         for step in steps:
             if self._key(step) not in self._tickets:
                 ticket = peer.grant(step.region, step.elements, step.moved.op, LONGEST_GRANT_SECONDS)
@@ -210,6 +212,26 @@ class Replay:
         way = self.options.transport
         return call(local, ticket, step.positions, traffic_class=of, deadline=_DEADLINE, transport=way)
 
+    def fill(self) -> None:
+        """Write all that a round moves, on both sides, once: what is not compared, too. What nobody has
+        written is one page of zeros, read from the processor's cache, and a fault where it is written first.
+        """
+        seen: dict[tuple[object, ...], tuple[Flags, Flags]] = {}
+        for step in self._steps:
+            ids = step.elements.dims.pages * step.elements.parts
+            here, there = seen.setdefault(self._key(step), (np.zeros(ids, bool), np.zeros(ids, bool)))
+            self._lay_out(step, _fresh(step.moved.pages, here), _fresh(step.positions, there))
+
+    def _lay_out(self, step: Step, pages: PageIds, positions: PageIds) -> None:
+        """The pattern where it comes from, and poison where it goes to."""
+        mine, elements = self._regions[step.region].bytes, step.elements
+        if step.moved.op == "read":
+            self._peer.paint(step.region, elements, positions, _SALT)
+            elements.poison(mine, pages)
+        else:
+            elements.paint(mine, pages, _SALT)
+            self._peer.blank(step.region, elements, positions)
+
     def check(self, results: Results) -> None:
         """Make transfers one by one over poisoned pages, and compare every byte. Raises CheckError."""
         compared = 0
@@ -222,12 +244,7 @@ class Replay:
 
     def _check(self, step: Step, results: Results) -> None:
         mine, elements, moved = self._regions[step.region].bytes, step.elements, step.moved
-        if moved.op == "read":
-            self._peer.paint(step.region, elements, step.positions, _SALT)
-            elements.poison(mine, moved.pages)
-        else:
-            elements.paint(mine, moved.pages, _SALT)
-            self._peer.blank(step.region, elements, step.positions)
+        self._lay_out(step, moved.pages, step.positions)
         report = self.begin(step).wait()
         judge(step, report, self.options, results)
         if moved.op == "write":
@@ -346,6 +363,13 @@ class Replay:
         return Slice(payload, wall, cpu, self._peer.cpu_s() - target_cpu)
 
 
+def _fresh(ids: PageIds, seen: Flags) -> PageIds:
+    """Those that were not seen yet, which are from now on."""
+    found = np.unique(ids[~seen[ids]])
+    seen[found] = True
+    return found
+
+
 def _used_pages(steps: list[Step], region: str) -> int:
     """Pages of a region that are touched on the side that touches more of them."""
     own = [step for step in steps if step.region == region]
@@ -419,7 +443,8 @@ def execute(results: Results, address: str | None, secret: str | None, say: Say)
         buffer = bytearray(STREAM_BUFFER)
         stream = peer.stream(memoryview(buffer))
         stack.callback(stream.close)
-        say("comparing bytes")
+        say("writing and comparing bytes")
+        replay.fill()
         replay.check(results)
         results.send_bytes, rate = fastest_chunk(steps[0].moved.op, stream)
         for number in range(options.rounds):

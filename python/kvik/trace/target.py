@@ -40,7 +40,8 @@ class ReplayTarget(Target):
 
     def _region(self, request: Message) -> Message:
         dims = _dims(request["dims"])
-        sparse = Sparse(self.engine, dims, str(request["memory"]), int(request["ids"]))
+        beside = self._regions.values()
+        sparse = Sparse(self.engine, dims, str(request["memory"]), int(request["ids"]), beside)
         self._regions[str(request["region"])] = sparse
         return {}
 
