@@ -1,4 +1,4 @@
-"""The plain TCP stream that a benchmark compares with, and results that standard output does not take."""
+"""What a benchmark stands beside: the plain TCP stream, its host's memory, and a disk for its results."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
-from kvik.bench import peer
+from kvik.bench import facts, peer
+from kvik.bench.cli import bench
 from kvik.bench.control import Connection
 from kvik.bench.errors import BenchError
 from kvik.bench.limits import TcpStream
@@ -68,3 +70,13 @@ def test_results_that_fill_a_disk_are_said_to_be_lost() -> None:
             check=False,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "Error: standard output: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("more", "said"), [(["--listen", "nowhere"], "HOST:PORT"), ([], "3 buffers of 256MiB do not fit")]
+)
+def test_a_target_alone_has_one_buffer(monkeypatch: pytest.MonkeyPatch, more: list[str], said: str) -> None:
+    monkeypatch.setattr(facts, "memory_available", lambda: 300 << 20)
+    size = ("--page", "4KiB", "--pages", "1", "--buffer", "256MiB")
+    ended = CliRunner().invoke(bench, ["transfer", *size, *more])
+    assert (ended.exit_code, said in ended.output) == (2, True), ended.output

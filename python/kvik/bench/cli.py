@@ -19,6 +19,7 @@ from kvik.bench.context import context
 from kvik.bench.control import is_loopback, join_address, split_address
 from kvik.bench.errors import BenchError
 from kvik.bench.options import (
+    BUFFERS_HELD,
     OPS,
     TRANSPORTS,
     UNITS,
@@ -80,6 +81,7 @@ def settle(given: dict[str, Any], say: Say) -> Options:
     page_bytes = settle_pages(parse_sizes(given["page"], "--page"), say)
     asked = None if given["buffer"] is None else parse_sizes([given["buffer"]], "--buffer")[0]
     inflight = int(given["inflight"])
+    held = BUFFERS_HELD if given["listen"] is None else 1
     options = Options(
         transports=parse_transports(given["transport"])
         or default_transports(given["target"], is_loopback, say),
@@ -90,7 +92,7 @@ def settle(given: dict[str, Any], say: Say) -> Options:
         channels=int(given["channels"]),
         layout=cast(Spread, given["layout"]),
         memory=str(given["memory"]),
-        buffer=settle_buffer(asked, page_bytes, pages, inflight, facts.memory_available(), say),
+        buffer=settle_buffer(asked, page_bytes, pages, inflight, facts.memory_available(), say, held),
         duration=float(given["duration"]),
         unit=str(given["unit"]),
         verify=cast(VerifyName, given["verify"]),

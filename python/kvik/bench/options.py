@@ -112,13 +112,17 @@ def settle_buffer(
     inflight: int,
     available: int | None,
     say: Callable[[str], None],
+    held: int = BUFFERS_HELD,
 ) -> int:
-    """The bytes of each side's buffer: it holds the batches in flight, and by default spreads them widely."""
+    """The bytes of each side's buffer: it holds the batches in flight, and by default spreads them widely.
+
+    This host has `held` of them.
+    """
     batch = max(page_bytes) * max(pages)
     needed = _round_up(batch * inflight, BUFFER_STEP)
     wanted = max(_round_up(batch * max(inflight, SPREAD_OVER), BUFFER_STEP), BUFFER_FLOOR)
     if asked is None:
-        room = wanted if available is None else available // 2 // BUFFERS_HELD // BUFFER_STEP * BUFFER_STEP
+        room = wanted if available is None else available // 2 // held // BUFFER_STEP * BUFFER_STEP
         buffer = max(min(wanted, room), needed)
         if buffer < wanted:
             say(f"buffer of {size_text(buffer)} in place of {size_text(wanted)}: memory is short")
@@ -132,9 +136,9 @@ def settle_buffer(
             )
         elif buffer != asked:
             say(f"buffer rounded up from {size_text(asked)} to {size_text(buffer)}: a multiple of 2MiB")
-    if available is not None and buffer * BUFFERS_HELD > available:
+    if available is not None and buffer * held > available:
         raise BenchError(
-            f"{BUFFERS_HELD} buffers of {size_text(buffer)} do not fit in {available >> 20} MiB "
+            f"{held} buffers of {size_text(buffer)} do not fit in {available >> 20} MiB "
             "of free memory; use smaller --page, --pages, --inflight or --buffer"
         )
     if buffer < batch * SPREAD_OVER:
