@@ -1,6 +1,7 @@
 """`kvik trace record`: when it ends, and what it says of that."""
 
 import errno
+import json
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from kvik.stat.engines import Question, asking
 from kvik.trace import file, record
 from kvik.trace.cli import trace
 from kvik.trace.file import TraceError
+from kvik.trace.replay import ReplayOptions, Results, plan
 from tests.python.peers import LIMIT, engines, until
 
 
@@ -101,6 +103,29 @@ def test_a_disk_that_takes_a_part_of_a_line_gets_the_rest(tmp_path: Path) -> Non
         with pytest.raises(TraceError, match="one: No space left on device; what was recorded"):
             record._keep(out, b"another\n")
     assert (tmp_path / "one").read_bytes() == b"one line\nanoth"
+
+
+def test_words_of_a_file_are_words(tmp_path: Path) -> None:
+    """And neither markup nor orders to the terminal nor parts of a name."""
+    dims = {"pages": 4, "run_bytes": 64, "page_stride": 64, "layers": 1, "layer_stride": None}
+    dims |= {"layer_offsets": None, "slices": 1, "slice_stride": 64, "offset": 0}
+    said = {
+        "t": 0.0, "op": "read", "class": "bulk", "peer": 1, "layout": "a-b", "memory": "host", "pages": [0],
+        "layers": [0, 1], "slices": [0, 1], "remote": {"positions": None}, "transport": "[/x]\x1b[2J",
+        "checksums": True, "bytes": 64, "outcome": "ok",
+    }  # fmt: skip
+    lines: list[Any] = [{"format": file.FORMAT, "kvik": "\x1b[2J"}, {"layout": "a-b", "dims": dims}, said]
+    path = tmp_path / "odd"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    done = command("show", path)
+    assert done.exit_code == 0, done.output
+    assert r"read '[/x]\x1b[2J' ok" in done.output
+    assert "\x1b" not in done.output
+    trace = file.read(path)
+    assert list(plan(trace, Results(ReplayOptions("auto", None, 1, 1, 4, "auto"), trace))[1]) == ["a-b-host"]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines[:2], said | {"memory": "a-b"}]))
+    with pytest.raises(TraceError, match="memory 'a-b' is unknown"):
+        file.read(path)
 
 
 def test_a_recording_that_the_engine_cuts_is_not_told_as_its_end(

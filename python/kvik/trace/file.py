@@ -182,7 +182,7 @@ def _check_format(path: Path, said: dict[str, Any]) -> str:
     found = said.get("format")
     if found != FORMAT:
         raise TraceError(f"{path} has the format {shown(repr(found))}; this version of kvik reads {FORMAT!r}")
-    return str(said.get("kvik") or "unknown")
+    return shown(str(said.get("kvik") or "unknown"))
 
 
 def _take(path: Path, number: int, trace: Trace, said: dict[str, Any]) -> int:
@@ -195,7 +195,7 @@ def _take(path: Path, number: int, trace: Trace, said: dict[str, Any]) -> int:
 
 def _add(trace: Trace, said: dict[str, Any]) -> int:
     if "dims" in said:
-        dims = _dims(str(said["layout"]), said["dims"])
+        dims = _dims(shown(str(said["layout"])), said["dims"])
         trace.layouts[dims.digest] = dims
         return 0
     if "op" in said:
@@ -235,23 +235,25 @@ def _moved(said: dict[str, Any]) -> Moved:
         raise ValueError(f"the operation {said['op']!r} is unknown")
     if said["class"] not in ("handover", "bulk"):
         raise ValueError(f"the class {said['class']!r} is unknown")
+    if said["memory"] not in ("host", "shared"):
+        raise ValueError(f"the memory {said['memory']!r} is unknown")
     positions = said["remote"]["positions"]
     return Moved(
         t=_seconds(said["t"]),
         op=said["op"],
         traffic_class=said["class"],
         peer=int(said["peer"]),
-        layout=str(said["layout"]),
-        memory=str(said["memory"]),
+        layout=shown(str(said["layout"])),
+        memory=said["memory"],
         pages=_ids(said["pages"]),
         layers=_range(said["layers"]),
         slices=_range(said["slices"]),
         parts=int(said.get("parts", 1)),
         positions=None if positions is None else _ids(positions),
-        transport=str(said["transport"]),
+        transport=shown(str(said["transport"])),
         checksums=bool(said["checksums"]),
         bytes=int(said["bytes"]),
-        outcome=str(said["outcome"]),
+        outcome=shown(str(said["outcome"])),
         extents=None if said.get("extents") is None else int(said["extents"]),
         times={name: _seconds(value) for name, value in said.items() if name.endswith("_s")},
     )

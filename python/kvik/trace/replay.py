@@ -123,7 +123,7 @@ def plan(trace: Trace, results: Results) -> tuple[list[Step], dict[str, tuple[Di
         )
     steps = [_in_region(step, regions[step.region][0]) for step in steps]
     for name, (dims, _) in regions.items():
-        if dims.pages != trace.layouts[name.partition("-")[0]].pages:
+        if dims.pages != trace.layouts[name.rpartition("-")[0]].pages:
             results.notices.append(
                 f"layout {dims.digest} was widened to {dims.pages} pages: the owner's grants reach that far"
             )

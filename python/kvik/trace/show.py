@@ -94,7 +94,7 @@ def print_summary(trace: Trace, console: Console) -> None:
     for kind, of in told["kinds"].items():
         times = [of["total_s"][f"p{p}"] for p in NEEDED]
         shown = ["" if time is None else seconds_text(time) for time in times]
-        table.add_row(kind, str(of["transfers"]), _size(of["bytes"]), *shown)
+        table.add_row(escape(kind), str(of["transfers"]), _size(of["bytes"]), *shown)
     console.print(table)
     for dims in trace.layouts.values():
         console.print(
