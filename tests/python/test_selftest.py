@@ -569,6 +569,12 @@ def test_what_cannot_take_a_report_is_told_before_it_is_made(tmp_path: Path) -> 
         (tmp_path / "one.json").unlink(missing_ok=True)
 
 
+def test_two_of_one_second_have_a_report_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    now = datetime.now(UTC)
+    assert len({report.new_file(now) for _ in range(3)}) == len(list(tmp_path.iterdir())) == 3
+
+
 def test_a_report_that_fills_a_disk_has_not_passed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

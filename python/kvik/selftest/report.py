@@ -15,14 +15,23 @@ FORMAT = "kvik-selftest/1"
 """The schema and its version; docs/selftest.md describes it."""
 
 
-def default_name(now: datetime) -> Path:
-    """In the current folder, with the time in it, so that no report takes the place of another."""
-    return Path(f"kvik-selftest-{now:%Y%m%dT%H%M%SZ}.json")
+def new_file(now: datetime) -> Path:
+    """In the current folder, with the time in it and, of several in one second, a number: it is made, so that
+    no report takes the place of another."""
+    name, number = f"kvik-selftest-{now:%Y%m%dT%H%M%SZ}", 1
+    while True:
+        file = Path(f"{name}.json" if number == 1 else f"{name}-{number}.json")
+        try:
+            file.open("x").close()
+        except FileExistsError:
+            number += 1
+        else:
+            return file
 
 
 def files(given: str | None) -> tuple[Path, Path]:
     """Where the JSON and the Markdown go; `BenchError` where they cannot."""
-    file = Path(given) if given is not None else default_name(datetime.now(UTC))
+    file = Path(given) if given is not None else new_file(datetime.now(UTC))
     if file.suffix != ".json":
         raise BenchError(f"--report {file}: the name of a report ends with .json; its summary ends with .md")
     if not file.absolute().parent.is_dir():
