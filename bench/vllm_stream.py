@@ -15,9 +15,10 @@ KV is in decode: what a client waits for besides computing. Both ends are writte
 prompt, where KV came another way than over tcp, or where a load was not what the mode says: one part pulled,
 several streamed.
 
-Shown are medians with 95% intervals (bootstrap over rounds), and the ratio of the medians with its own. It
-needs the privilege to make network namespaces, and vLLM; a machine that is busy otherwise measures something
-else, and its load is shown.
+Shown are medians with 95% intervals (bootstrap over rounds), and the ratio of the medians with its own. All
+rounds are of one start of the servers, so an interval says nothing of another start. It needs
+the privilege to make network namespaces, and vLLM; a machine that is busy otherwise measures something else,
+and its load is shown.
 """
 
 from __future__ import annotations
