@@ -80,3 +80,36 @@ def test_a_target_alone_has_one_buffer(monkeypatch: pytest.MonkeyPatch, more: li
     size = ("--page", "4KiB", "--pages", "1", "--buffer", "256MiB")
     ended = CliRunner().invoke(bench, ["transfer", *size, *more])
     assert (ended.exit_code, said in ended.output) == (2, True), ended.output
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (
+            "transfer",
+            "--page",
+            "4KiB",
+            "--pages",
+            "1",
+            "--duration",
+            "0.02",
+            "--buffer",
+            "2MiB",
+            "--op",
+            "read",
+        ),
+        ("checks", "--page", "4KiB", "--pages", "1", "--rounds", "2", "--turn", "0.01"),
+        ("context", "--shape", "tiny", "--tokens", "64", "--memory", "8MiB"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_server_of_this_host_is_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """As in its container, where its address is in the environment, and taken."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("KVIK_LISTEN", address)
+        monkeypatch.setenv("KVIK_ADVERTISE", address)
+        ended = CliRunner().invoke(bench, words)
+    assert ended.exit_code == 0, ended.output

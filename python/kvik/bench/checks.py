@@ -27,7 +27,7 @@ from kvik.bench.options import BUFFER_STEP, BUFFERS_HELD, size_text
 from kvik.bench.pages import Cell, Op, PagePlan
 from kvik.bench.peer import Peer
 from kvik.bench.run import Say, salts
-from kvik.bench.target import CLOSE_SECONDS, SECRET_VARIABLE, TargetOptions
+from kvik.bench.target import CLOSE_SECONDS, SECRET_VARIABLE, TargetOptions, engine_at
 from kvik.bench.writing import writable, write
 
 LONGEST_S = 600.0
@@ -98,7 +98,7 @@ def execute(plan: Plan, say: Say) -> tuple[list[Cost], Series]:
         # As the engine beside it takes it.
         peer = Peer.start(target, os.environ.get(SECRET_VARIABLE))
         stack.callback(peer.close)
-        engine = kvik.Engine(name="bench-checks")
+        engine = engine_at(name="bench-checks")
         stack.callback(engine.close, timeout=CLOSE_SECONDS)
         memory = Memory(engine, "shared", plan.buffer)
         cell = Cell(plan.op, plan.page_bytes, plan.pages)

@@ -14,6 +14,7 @@ import numpy as np
 import kvik
 from kvik.bench.errors import BenchError
 from kvik.bench.facts import cores_usable
+from kvik.bench.target import engine_at
 from kvik.emulator import wire
 from kvik.emulator.content import WORD, KvFunction, chain_of, root_of
 from kvik.emulator.tokens import FIRST_BYTE_TOKEN
@@ -81,8 +82,7 @@ class Side:
     def __init__(self, order: Order, name: str, numbers: Any) -> None:
         self._order = order
         layout = order.shape.of_rank(order.page_tokens)
-        transport: Any = order.transport
-        self._engine = kvik.Engine(name=name, transport=transport, deadline=DEADLINE_S)
+        self._engine = engine_at(name=name, transport=order.transport, deadline=DEADLINE_S)
         self._region = self._engine.allocate(order.nbytes)
         self._layout = layout.layout(order.pages)
         self._numbers = np.asarray(numbers, dtype=np.uint32)
@@ -149,4 +149,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        main()
+        try:
+            main()
+        except (kvik.KvikError, BenchError) as error:
+            sys.exit(f"kvik bench context, the owner's process: {error}")

@@ -28,7 +28,7 @@ from kvik.bench.options import Options, fit_target, size_text
 from kvik.bench.pages import Cell, Op, PagePlan
 from kvik.bench.peer import Peer
 from kvik.bench.stream import StreamInitiator
-from kvik.bench.target import CLOSE_SECONDS, TargetOptions, counted
+from kvik.bench.target import CLOSE_SECONDS, TargetOptions, counted, engine_at
 
 Say = Callable[[str], None]
 
@@ -258,8 +258,7 @@ def execute(results: Results, address: str | None, secret: str | None, say: Say,
             results.target, results.target_options = peer.facts, peer.options
             results.options = options = fit_target(results.options, peer.options.buffer, say)
             _notice_differences(options, peer.options, say)
-            engine = kvik.Engine(
-                listen="127.0.0.1:0",
+            engine = engine_at(
                 secret=secret,
                 transport="auto",
                 verify=options.verify,

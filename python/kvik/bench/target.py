@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
 import numpy as np
@@ -55,6 +56,15 @@ def engine_secret(_ctx: click.Context, _option: click.Parameter, given: str | No
     return secret
 
 
+def engine_at(listen: str = "127.0.0.1:0", **options: Any) -> kvik.Engine:
+    """An engine that is reached where it listens, if that is loopback: what KVIK_LISTEN and KVIK_ADVERTISE
+    say there is of a server, in whose container this runs, and peers would come to that one.
+    """
+    host = listen.rpartition(":")[0].strip("[]")
+    at = {"advertise": host} if is_loopback(host) else {}
+    return kvik.Engine(listen=listen, **at, **options)
+
+
 @dataclass(frozen=True)
 class TargetOptions:
     """What the target decides for itself; an initiator on another host adapts to it."""
@@ -88,8 +98,8 @@ class Target:
 
     def __init__(self, options: TargetOptions, secret: str | None) -> None:
         self.options = options
-        self.engine = kvik.Engine(
-            listen=options.engine_listen,
+        self.engine = engine_at(
+            options.engine_listen,
             secret=secret,
             transport=options.transport,
             verify=options.verify,

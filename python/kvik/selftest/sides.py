@@ -15,7 +15,7 @@ from kvik.bench.errors import CheckError
 from kvik.bench.memory import Memory
 from kvik.bench.pages import Cell, Op, PagePlan
 from kvik.bench.run import salts
-from kvik.bench.target import CLOSE_SECONDS
+from kvik.bench.target import CLOSE_SECONDS, engine_at
 from kvik.selftest.counts import NicCounts, nic_counts
 from kvik.selftest.other import EXPIRY_SECONDS, MODULE, Other
 from kvik.selftest.plan import Plan
@@ -127,8 +127,8 @@ class Session:
     def engine(self, secret: str | None = None) -> kvik.Engine:
         """An engine of this side, as the plan says; one with another secret stands beside it."""
         plan = self.plan
-        return kvik.Engine(
-            listen=plan.listen if secret is None else plan.free_port,
+        return engine_at(
+            plan.listen if secret is None else plan.free_port,
             secret=secret or plan.secret,
             transport=plan.transport,
             nics=plan.nics,

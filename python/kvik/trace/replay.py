@@ -30,7 +30,7 @@ from kvik.bench.limits import fastest_chunk
 from kvik.bench.options import LONGEST_GRANT_SECONDS
 from kvik.bench.pattern import Bytes
 from kvik.bench.stream import StreamInitiator
-from kvik.bench.target import CLOSE_SECONDS, TargetOptions
+from kvik.bench.target import CLOSE_SECONDS, TargetOptions, engine_at
 from kvik.trace.file import Dims, Moved, PageIds, Trace, TraceError
 from kvik.trace.memory import Sparse
 from kvik.trace.pattern import Elements
@@ -430,8 +430,7 @@ def execute(results: Results, address: str | None, secret: str | None, say: Say)
     with ExitStack() as stack:
         peer = stack.enter_context(_peer(options, address, secret))
         results.target = peer.facts
-        engine = kvik.Engine(
-            listen="127.0.0.1:0",
+        engine = engine_at(
             secret=secret,
             transport="auto",
             verify=options.verify,
