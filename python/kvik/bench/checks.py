@@ -29,6 +29,7 @@ from kvik.bench.peer import Peer
 from kvik.bench.run import Say, salts
 from kvik.bench.target import CLOSE_SECONDS, SECRET_VARIABLE, TargetOptions, engine_at
 from kvik.bench.writing import writable, write
+from kvik.ranges import Range
 
 LONGEST_S = 600.0
 FLOOR = 32 << 20
@@ -189,7 +190,7 @@ def _print(costs: list[Cost], copied: Series, plan: Plan, say: Say) -> None:
 )
 @click.option(
     "--turn",
-    type=click.FloatRange(0.01, 10.0),
+    type=Range(0.01, 10.0),
     default=0.2,
     show_default=True,
     help="Seconds of a turn; at least one transfer.",

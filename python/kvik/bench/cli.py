@@ -35,6 +35,7 @@ from kvik.bench.report import print_results, to_json
 from kvik.bench.run import Results, Say, default_transports, execute
 from kvik.bench.target import SECRET_VARIABLE, TargetOptions, engine_secret, listen
 from kvik.bench.writing import writable, write
+from kvik.ranges import Range
 
 INTERRUPTED = 130
 _TABLE_WIDTH = 150
@@ -234,7 +235,7 @@ def _console(json_file: str | None) -> Console:
 )
 @click.option(
     "--duration",
-    type=click.FloatRange(0.02, 3600.0),
+    type=Range(0.02, 3600.0),
     default=0.3,
     show_default=True,
     help="Seconds that each transport and each limit is timed in each cell.",

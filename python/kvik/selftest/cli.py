@@ -16,6 +16,7 @@ from kvik.bench.control import split_address
 from kvik.bench.errors import BenchError
 from kvik.bench.target import listen
 from kvik.bench.writing import say_nothing_more
+from kvik.ranges import Range
 from kvik.selftest import hardware, report
 from kvik.selftest.here import listen_in, preflight
 from kvik.selftest.other import SelftestTarget
@@ -114,7 +115,7 @@ def _serve(address: str, plan: Plan) -> None:
 @click.option(
     "--seconds-per-point",
     metavar="S",
-    type=click.FloatRange(0.01, 600.0),
+    type=Range(0.01, 600.0),
     default=1.0,
     show_default=True,
     help="Seconds that each point of the sweep and of the grid is measured.",

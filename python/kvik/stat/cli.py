@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from kvik.ranges import Range
 from kvik.stat import engines
 from kvik.stat.engines import StatError
 from kvik.stat.show import WIDTH, engine_list, view
@@ -100,7 +101,7 @@ def _show(wanted: str, interval: float, once: bool, as_json: bool) -> None:
 @click.argument("engine", required=False, metavar="[PID|NAME|ID]")
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600.0),
+    type=Range(0.1, 3600.0),
     default=1.0,
     show_default=True,
     help="Seconds between two looks; rates are means over them.",

@@ -18,6 +18,7 @@ from kvik.bench.errors import BenchError
 from kvik.bench.options import TRANSPORTS, UNITS
 from kvik.bench.target import SECRET_VARIABLE, engine_secret, listen
 from kvik.bench.writing import writable, write
+from kvik.ranges import Range
 from kvik.trace import file
 from kvik.trace.file import TraceError
 from kvik.trace.record import record as take
@@ -60,7 +61,7 @@ def _console() -> Console:
 @trace.command()
 @click.argument("engine", metavar="PID|NAME|ID")
 @click.option(
-    "--seconds", type=click.FloatRange(0.1, 7 * 86400.0), default=60.0, show_default=True,
+    "--seconds", type=Range(0.1, 7 * 86400.0), default=60.0, show_default=True,
     help="How long to record; Ctrl-C ends it earlier, in order.",
 )  # fmt: skip
 @click.option(
