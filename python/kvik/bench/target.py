@@ -61,8 +61,9 @@ def engine_at(listen: str = "127.0.0.1:0", **options: Any) -> kvik.Engine:
     say there is of a server, in whose container this runs, and peers would come to that one.
     """
     host = listen.rpartition(":")[0].strip("[]")
-    at = {"advertise": host} if is_loopback(host) else {}
-    return kvik.Engine(listen=listen, **at, **options)
+    if is_loopback(host):
+        options["advertise"] = host
+    return kvik.Engine(listen=listen, **options)
 
 
 @dataclass(frozen=True)

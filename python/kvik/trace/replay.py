@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from threading import Event
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -160,7 +161,7 @@ def _reaching(dims: Dims, pages: int) -> Dims:
         ("slice_stride", dims.slice_stride, dims.slices),
         ("layer_stride", math.inf if dims.layer_stride is None else dims.layer_stride, dims.layers),
     ]
-    strides, inside = dict[str, int](), dims.run_bytes
+    strides, inside = dict[str, Any](), dims.run_bytes
     for name, stride, count in sorted(wanted, key=lambda step: step[1]):
         if count > 1:
             strides[name] = inside if math.isinf(stride) else max(inside, int(stride))
