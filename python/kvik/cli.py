@@ -4,7 +4,10 @@ Other distributions bring further subcommands by entry points of the group `kvik
 command; so does kvik's own lab.
 """
 
+import errno
 import importlib
+import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points, version
@@ -88,6 +91,11 @@ class PluggedGroup(LazyGroup):
         except KeyboardInterrupt:
             click.echo("interrupted", err=True)
             ctx.exit(INTERRUPTED)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            say_nothing_more()  # where it is standard output that is full
+            raise click.ClickException(str(error)) from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, without importing anything."""
@@ -108,6 +116,15 @@ class PluggedGroup(LazyGroup):
         for plugged in entry_points(group=GROUP):
             said[plugged.name] = plugged.dist.metadata["Summary"] if plugged.dist else plugged.value
         return said | super().lines()
+
+
+def say_nothing_more() -> None:
+    """Standard output takes nothing any more: its reader has left, or its disk is full. What is still to come
+    goes nowhere, as Python's documentation of SIGPIPE has it; else the flush at the end would fail again.
+    """
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
 
 
 def load(entry: Entry) -> click.Command:

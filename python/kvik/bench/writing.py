@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 
 import click
@@ -37,15 +36,5 @@ def write(given: str, content: object) -> None:
             Path(given).write_text(text, encoding="utf-8")
     except OSError as error:
         if given == "-":
-            given = "standard output"
-            say_nothing_more()
+            raise  # as of all that standard output does not take
         raise click.ClickException(f"{given}: {error.strerror}") from error
-
-
-def say_nothing_more() -> None:
-    """Standard output takes nothing any more: its reader has left, or its disk is full. What is still to come
-    goes nowhere, as Python's documentation of SIGPIPE has it; else the flush at the end would fail again.
-    """
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)

@@ -15,7 +15,7 @@ from kvik import signals
 from kvik.bench.control import split_address
 from kvik.bench.errors import BenchError
 from kvik.bench.target import listen
-from kvik.bench.writing import say_nothing_more
+from kvik.cli import say_nothing_more
 from kvik.ranges import Range
 from kvik.selftest import hardware, report
 from kvik.selftest.here import listen_in, preflight
