@@ -15,7 +15,7 @@ from kvik.trace import replay
 from kvik.trace.file import PageIds
 from kvik.trace.memory import Sparse
 from kvik.trace.pattern import Elements
-from kvik.trace.replay import Results, execute
+from kvik.trace.replay import Replay, Results, Step, execute
 from kvik.trace.target import ReplayPeer
 from tests.python.peers import engines
 from tests.python.test_trace import PAGES, dims_of, options, record_some
@@ -40,10 +40,18 @@ def test_all_that_is_moved_was_written_before(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(ReplayPeer, "paint", there)
     monkeypatch.setattr(Elements, "paint", here)
+    gather, touched = Replay._gather, list[bool]()
+
+    def gathering(self: Replay, step: Step, scratch: Bytes) -> None:
+        touched.append(bool(scratch.all()))
+        gather(self, step, scratch)
+
+    monkeypatch.setattr(Replay, "_gather", gathering)
     monkeypatch.setattr(replay, "CHECKED_BYTES", 1)
     results = Results(options(), trace)
     execute(results, None, None, lambda _: None)
     assert results.compared == 1
+    assert touched[0]
     for op, side in (("write", 0), ("read", 1)):
         moved: list[dict[str, Any]] = [one for one in done if one["op"] == op]
         assert written[op] == {(one["layout"], pair[side]) for one in moved for pair in one["pairs"]}
