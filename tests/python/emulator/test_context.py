@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from kvik.bench import context
 from kvik.bench.context import Outcome, _one
 from kvik.bench.context_side import PROMPT_SEED, Order
 from kvik.emulator.content import KvFunction, chain_of, root_of
@@ -72,6 +73,19 @@ def test_what_one_piece_took_is_not_said_of_all() -> None:
     assert outcome.transport == "tcp; local"
     assert outcome.mechanism == "4 channels; memfd"
     assert outcome.checks == "sum; generation"
+
+
+def test_memcpy_pays_for_no_first_touch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else kvik would be compared with the kernel's making of pages, where a context is one piece."""
+    touched = list[bool]()
+
+    def copied(_: Any, scratch: Any) -> float:
+        touched.append(bool(scratch.all()))
+        return 1.0
+
+    monkeypatch.setattr(context, "_memcpy", copied)
+    context.execute(Order(TINY, 64, 16, 4, "auto"), lambda _: None)
+    assert touched == [True]
 
 
 def test_ctrl_c_ends_it_without_a_traceback_of_the_other_process() -> None:
