@@ -67,3 +67,11 @@ def test_orders_that_cannot_be_are_answered(request_: dict[str, Any]) -> None:
 def test_a_name_that_is_none_is_said() -> None:
     with pytest.raises(BenchError, match=r"no bench target at a\.\.b:1"):
         control.connect("a..b:1", None)
+
+
+def test_a_target_that_is_busy_is_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "HANDSHAKE_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(BenchError, match=rf"{address} took the connection .*another initiator"):
+            control.connect(address, None)

@@ -15,7 +15,7 @@ import socket
 import time
 from typing import Any, Protocol
 
-from kvik.bench.errors import BenchError
+from kvik.bench.errors import BenchError, NoAnswerError
 
 VERSION = 2
 """2: the target says which NICs it was told of."""
@@ -83,7 +83,9 @@ class Connection:
             try:
                 data = self.sock.recv(LINE_LIMIT - len(self._pending))
             except TimeoutError:
-                raise BenchError(f"the other side of the benchmark gave no answer in {seconds:g} s") from None
+                raise NoAnswerError(
+                    f"the other side of the benchmark gave no answer in {seconds:g} s"
+                ) from None
             if not data:
                 return None
             self._pending += data
@@ -166,7 +168,13 @@ def connect(address: str, secret: str | None) -> Connection:
     except (OSError, UnicodeError) as error:  # such as a name with two dots in a row
         raise BenchError(f"peer_unreachable: no bench target at {address}: {error}") from error
     connection = Connection(sock)
-    hello = _hello(connection)
+    try:
+        hello = _hello(connection)
+    except NoAnswerError as error:
+        raise BenchError(
+            f"{address} took the connection and said nothing in {HANDSHAKE_SECONDS:g} s: it serves another "
+            "initiator, or is no bench target"
+        ) from error
     if bool(hello.get("secret")) != (secret is not None):
         if secret is None:
             has = "has a secret: set KVIK_SECRET here to the same"
