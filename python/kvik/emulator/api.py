@@ -119,8 +119,8 @@ def _prompt(body: Mapping[str, Any], bounds: Bounds) -> npt.NDArray[np.uint32]:
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
-    if isinstance(prompt, str):
-        prompt = tokens.encode(prompt)
+    if isinstance(prompt, str) and prompt:
+        return tokens.encode(prompt)
     if not isinstance(prompt, list) or not prompt:
         raise ApiError(400, "`prompt` is not a text or a list of token ids with at least one token", "prompt")
     if any(type(token) is not int for token in prompt):
@@ -143,7 +143,7 @@ def _chat_prompt(body: Mapping[str, Any]) -> npt.NDArray[np.uint32]:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise ApiError(400, "`messages` has an entry without a `role`", "messages")
         lines.append(f"<{message['role']}> {_content(message.get('content'))}\n")
-    return np.array(tokens.encode("".join(lines) + "<assistant>"), dtype=np.uint32)
+    return tokens.encode("".join(lines) + "<assistant>")
 
 
 def _content(content: object) -> str:

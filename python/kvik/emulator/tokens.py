@@ -9,6 +9,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Iterable
 
+import numpy as np
+import numpy.typing as npt
+
 from kvik.emulator.content import MASK, mix64_int
 
 BOS, EOS, PAD = 0, 1, 2
@@ -32,9 +35,11 @@ def next_token(digest: int, tokens: int, vocab_size: int, *, may_end: bool) -> i
     return FIRST_BYTE_TOKEN + mix64_int(drawn) % (vocab_size - FIRST_BYTE_TOKEN)
 
 
-def encode(text: str) -> list[int]:
+def encode(text: str) -> npt.NDArray[np.uint32]:
     """The tokens of a text: its UTF-8 bytes."""
-    return [FIRST_BYTE_TOKEN + byte for byte in text.encode()]
+    tokens = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32)
+    tokens += FIRST_BYTE_TOKEN
+    return tokens
 
 
 class Detokenizer:
