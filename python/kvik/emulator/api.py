@@ -65,6 +65,7 @@ class Ask:
     sampling: Sampling
     stream: bool
     include_usage: bool
+    continuous_usage: bool
     return_token_ids: bool
     cache_salt: str | None
     kv_transfer_params: dict[str, Any] | None
@@ -90,13 +91,20 @@ def parse(body: object, kind: Kind, bounds: Bounds) -> Ask:
             404, f"The model {str(model)[:200]!r} does not exist; this server has {bounds.model!r}.", "model"
         )
     for field in NOT_HERE:
-        if body.get(field) not in (None, False, []):
+        value = body.get(field)
+        # No log probabilities of other tokens still asks for those of the tokens themselves.
+        asked = value == 0 and value is not False and field in ("logprobs", "prompt_logprobs")
+        if asked or value not in (None, False, []):
             raise ApiError(400, f"`{field}` is not emulated", field)
     for field in ("n", "best_of"):
         if body.get(field) not in (None, 1):
             raise ApiError(400, f"`{field}` is {str(body[field])[:40]}; the emulator gives one answer", field)
     prompt = _prompt(body, bounds) if kind == "completion" else _chat_prompt(body)
+    stream = _flag(body, "stream")
     options = body.get("stream_options") or {}
+    if not isinstance(options, Mapping) or (options and not stream):
+        raise ApiError(400, "`stream_options` is not an object, or goes without `stream`", "stream_options")
+    include_usage = _flag(options, "include_usage")
     salt = body.get("cache_salt")
     if salt is not None and not (isinstance(salt, str) and 0 < len(salt) <= 1024):
         raise ApiError(400, "`cache_salt` is not a text of 1 to 1024 characters", "cache_salt")
@@ -107,8 +115,9 @@ def parse(body: object, kind: Kind, bounds: Bounds) -> Ask:
         kind=kind,
         prompt=prompt,
         sampling=_sampling(body, kind, prompt.size, bounds),
-        stream=_flag(body, "stream"),
-        include_usage=isinstance(options, Mapping) and bool(options.get("include_usage")),
+        stream=stream,
+        include_usage=include_usage,
+        continuous_usage=include_usage and _flag(options, "continuous_usage_stats"),
         return_token_ids=_flag(body, "return_token_ids"),
         cache_salt=salt,
         kv_transfer_params=params,
@@ -219,30 +228,39 @@ class Answer:
 
     def whole(self, events: list[Event]) -> dict[str, Any]:
         """Everything at once; the last event has the end."""
-        out = [event.token for event in events if event.token is not None]
-        choice: dict[str, Any] = {"index": 0, **self._body(out, last=True, delta=False), **_end(events[-1])}
-        if self._ask.return_token_ids:
-            choice["token_ids"] = out
-            choice["prompt_token_ids"] = self._request.prompt_token_ids.tolist()
         kind = "chat.completion" if self._chat else "text_completion"
         return {
-            **self._head, "object": kind, "choices": [choice], "usage": self._usage(),
+            **self._piece(events, kind, delta=False), "usage": self._usage(),
             "kv_transfer_params": events[-1].params,
         }  # fmt: skip
 
     def chunk(self, events: list[Event]) -> dict[str, Any]:
         """The next piece of a stream."""
-        out = [event.token for event in events if event.token is not None]
-        ended = events[-1].finish_reason is not None
-        choice: dict[str, Any] = {"index": 0, **self._body(out, last=ended, delta=True), **_end(events[-1])}
         kind = "chat.completion.chunk" if self._chat else "text_completion"
+        piece = self._piece(events, kind, delta=True)
+        if self._ask.continuous_usage:
+            piece["usage"] = self._usage()
+        if events[-1].params is not None:  # of the last one, as vLLM does from 0.33 on
+            piece["kv_transfer_params"] = events[-1].params
+        return piece
+
+    def _piece(self, events: list[Event], kind: str, *, delta: bool) -> dict[str, Any]:
+        """What these events say; the prompt's token ids are in the first one's."""
+        out = [event.token for event in events if event.token is not None]
+        end = events[-1]
+        # A token that the client named as the end is none of the text.
+        shown = out if end.stop_reason is None else out[:-1]
+        last = end.finish_reason is not None
+        choice: dict[str, Any] = {
+            "index": 0, **self._body(shown, last=last, delta=delta),
+            "finish_reason": end.finish_reason, "stop_reason": end.stop_reason,
+        }  # fmt: skip
         piece: dict[str, Any] = {**self._head, "object": kind, "choices": [choice]}
         if self._ask.return_token_ids:
             choice["token_ids"] = out
             if self._first:
-                choice["prompt_token_ids"] = self._request.prompt_token_ids.tolist()
-        if ended and events[-1].params is not None:  # as vLLM does from 0.33 on
-            piece["kv_transfer_params"] = events[-1].params
+                ids = self._request.prompt_token_ids.tolist()
+                (piece if self._chat else choice)["prompt_token_ids"] = ids
         self._first = False
         return piece
 
@@ -269,7 +287,3 @@ class Answer:
             "total_tokens": prompt + answer,
             "prompt_tokens_details": {"cached_tokens": cached},
         }
-
-
-def _end(event: Event) -> dict[str, Any]:
-    return {"finish_reason": event.finish_reason, "stop_reason": event.stop_reason}

@@ -188,6 +188,9 @@ def test_bad_requests(pair: list[HttpServer]) -> None:
         ({"prompt": "a", "model": "other"}, 404, "other"),
         ({"prompt": "a", "n": 2}, 400, "`n`"),
         ({"prompt": "a", "logprobs": 1}, 400, "`logprobs`"),
+        ({"prompt": "a", "logprobs": 0}, 400, "`logprobs`"),
+        ({"prompt": "a", "stream_options": {"include_usage": True}}, 400, "`stream_options`"),
+        ({"prompt": "a", "stream": True, "stream_options": "usage"}, 400, "`stream_options`"),
         ({"prompt": "a", "max_tokens": 0}, 400, "`max_tokens`"),
         ({"prompt": "a", "max_tokens": "9"}, 400, "`max_tokens`"),
         ({"prompt": "a", "min_tokens": 99}, 400, "`min_tokens`"),
@@ -230,7 +233,7 @@ def test_chat_models_and_ids(pair: list[HttpServer]) -> None:
     status, whole = ask(alone.url, "POST", "/v1/chat/completions", body, {"X-Request-Id": "mine"})
     assert (status, whole["id"], whole["object"]) == (200, "chatcmpl-mine", "chat.completion")
     choice = whole["choices"][0]
-    assert bytes(token - 3 for token in choice["prompt_token_ids"]).decode() == "<user> Füße\n<assistant>"
+    assert bytes(token - 3 for token in whole["prompt_token_ids"]).decode() == "<user> Füße\n<assistant>"
     assert whole["usage"]["completion_tokens"] == len(choice["token_ids"]) == 6
     events = _stream(alone, "/v1/chat/completions", {**body, "stream_options": {"include_usage": True}})
     assert [token for event in events[:-1] for token in event["choices"][0]["token_ids"]] == choice[
