@@ -37,6 +37,8 @@ KINDS = {
 }
 _MOST = 10**9 - 1
 TARGETS = {"stalled": ("engine", "rank"), "dead": ("server", "rank")}
+# What a target has no use for.
+WITHOUT = {("stalled", "engine"): {"rank"}, ("stalled", "rank"): {"ms"}, ("dead", "server"): {"dp", "rank"}}
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,8 @@ def parse_fault(text: str, dp: int, tp: int) -> Fault:
         values["factor"] = 1.0
     if values["what"] not in TARGETS.get(kind, ("",)):
         raise InvalidArgument(f"fault {text!r}: what is one of {', '.join(TARGETS[kind])}")
+    for key in sorted(WITHOUT.get((kind, values["what"]), set()) & values.keys()):
+        raise InvalidArgument(f"fault {text!r}: {key} is without effect where what={values['what']}")
     return Fault(kind, **values)
 
 

@@ -204,8 +204,12 @@ def test_faults() -> None:
 
 def test_a_fault_of_a_replica_or_rank_that_is_not_there_is_refused() -> None:
     """It would strike nobody, and whoever ordered it would take the server for one that stands it."""
-    assert parse_fault("stalled:dp=1,rank=2", dp=2, tp=3) == Fault("stalled", what="engine", dp=1, rank=2)
+    there = parse_fault("stalled:what=rank,dp=1,rank=2", dp=2, tp=3)
+    assert there == Fault("stalled", what="rank", dp=1, rank=2)
     for text, said in (
+        ("stalled:rank=1", "rank is without effect where what=engine"),
+        ("stalled:what=rank,ms=500", "ms is without effect where what=rank"),
+        ("dead:rank=1", "rank is without effect where what=server"),
         ("stalled:dp=2", "dp=2 is out of range: here it is 0 to 1"),
         ("dead:rank=3", "0 to 2"),
     ):
