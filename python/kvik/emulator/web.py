@@ -26,7 +26,7 @@ from kvik.errors import InvalidArgument
 
 LONGEST_BODY = 64 << 20
 _ID = re.compile(r"[^A-Za-z0-9_.:-]")
-_SURROGATE = re.compile(rb"\\u[dD]|\xed")  # where JSON may have one
+_SURROGATE = re.compile(rb"\\u[dD]")  # where JSON may have one
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -218,7 +218,7 @@ async def _json(http: HttpRequest) -> Any:
     except ClientDisconnect:
         raise ApiError(400, "the client has left before its request was whole") from None
     try:
-        body = json.loads(data)
+        body = json.loads(data.decode("utf-8-sig"))  # UTF-16, too, would have surrogates
         if _SURROGATE.search(data):
             # Half of a character, which no text of an answer, a digest or a token may have.
             json.dumps(body, ensure_ascii=False).encode()

@@ -176,6 +176,7 @@ def test_bad_requests(pair: list[HttpServer]) -> None:
         (b"[" * 100_000, 400, "not JSON"),
         ({"prompt": "\ud800"}, 400, "not JSON"),
         (b'{"prompt": "\xed\xa0\x80"}', 400, "not JSON"),
+        ('{"prompt": "\ud800"}'.encode("utf-16", "surrogatepass"), 400, "not JSON"),
         ({"prompt": "a", "cache_salt": "\udfff"}, 400, "not JSON"),
         ({"prompt": "a", "n": "\ud800"}, 400, "not JSON"),
         ([1], 400, "not a JSON object"),
