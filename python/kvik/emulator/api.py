@@ -156,14 +156,14 @@ def _chat_prompt(body: Mapping[str, Any]) -> npt.NDArray[np.uint32]:
 
 
 def _content(content: object) -> str:
-    """A message's text: as it is, or in parts."""
+    """A message's text: as it is, or in parts, which are lines."""
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list) and all(
         isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
         for part in content
     ):
-        return "".join(part["text"] for part in content)
+        return "\n".join(part["text"] for part in content)
     raise ApiError(
         400, "a message's `content` is neither text nor parts of text; images are not emulated", "messages"
     )

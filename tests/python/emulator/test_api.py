@@ -39,6 +39,13 @@ def _events(request: Request, *tokens: int, **end: Any) -> list[Event]:
     return [*map(Event, tokens[:-1]), Event(tokens[-1], **end)]
 
 
+def test_parts_of_a_message_are_lines() -> None:
+    """As vLLM gives them to a template that takes text."""
+    parts = [{"type": "text", "text": text} for text in ("a", "b")]
+    ask = api.parse({"messages": [{"role": "user", "content": parts}]}, "chat", BOUNDS)
+    assert bytes(token - 3 for token in ask.prompt.tolist()) == b"<user> a\nb\n<assistant>"
+
+
 def test_a_token_that_the_client_named_as_the_end_is_none_of_the_text() -> None:
     """As in vLLM; among the token ids it is."""
     for stream in (False, True):
