@@ -111,6 +111,8 @@ class Front:
         replica = self._where.pop(request.request_id, None)
         if request in self._homeless:
             self._homeless.remove(request)
+            if replica is not None:
+                self._views[replica.dp].finished(request, "abort")
         elif replica is not None:
             replica.abort(request)
 
@@ -128,12 +130,13 @@ class Front:
         for request in requests:
             request.deaths += 1
             if request.deaths > MOST_DEATHS:
-                _fail(request, f"{why}; it was the second replica that died with this request")
+                self._fail(place, request, f"{why}; it was the second replica that died with this request")
             else:
                 request.restart()
-                self._move(request)
+                self._move(place, request)
 
-    def _move(self, request: Request) -> None:
+    def _move(self, place: Place, request: Request) -> None:
+        """Give a request of a replica that has died to another one."""
         try:
             self.submit(request)
         except UnavailableError as error:
@@ -141,7 +144,12 @@ class Front:
             if any(place.replica is None and not place.lost_for_good for place in self._places):
                 self._homeless.append(request)
             else:
-                _fail(request, str(error))
+                self._fail(place, request, str(error))
+
+    def _fail(self, place: Place, request: Request, text: str) -> None:
+        request.status = Status.FINISHED_ERROR
+        request.events.put_nowait(Event(error=text))
+        self._views[place.dp].finished(request, "error")
 
     async def _replace(self, place: Place, dead: Replica) -> None:
         """Clear away a dead replica and start its successor."""
@@ -158,15 +166,10 @@ class Front:
             logger.error("dp%d is lost for good: %s", place.dp, error)
         homeless, self._homeless = self._homeless, []
         for request in homeless:
-            self._move(request)
+            self._move(place, request)
 
 
 def _gauges(place: Place) -> dict[str, float]:
     if place.replica is None:
         return {"running": 0, "waiting": 0, "usage": 0, "held": 0}
     return place.replica.scheduler.gauges()
-
-
-def _fail(request: Request, text: str) -> None:
-    request.status = Status.FINISHED_ERROR
-    request.events.put_nowait(Event(error=text))

@@ -95,8 +95,9 @@ class Metrics:
             name: Counter(name, text, LABELS, registry=self._registry) for name, text in COUNTERS.items()
         }
         self._by_source = Counter(
-            "vllm:prompt_tokens_by_source", "Prompt tokens by where their KV came from.", (*LABELS, "source"),
-            registry=self._registry,
+            "vllm:prompt_tokens_by_source",
+            "Prompt tokens by where their KV came from; of a request that begins anew all tokens, once more.",
+            (*LABELS, "source"), registry=self._registry,
         )  # fmt: skip
         self._success = Counter(
             "vllm:request_success", "Requests that ended, by how.", (*LABELS, "finished_reason"),
@@ -166,11 +167,11 @@ class ReplicaMetrics(Observer):
         """The last prompt token counts as computed here even where its KV was handed over, as in vLLM."""
         times, tokens = request.times, request.num_tokens
         local = min(request.local_tokens, tokens - computed)
-        self._counters["vllm:prompt_tokens"].inc(tokens)
         self._by_source["local_compute"].inc(computed)
         self._by_source["local_cache_hit"].inc(local)
         self._by_source["external_kv_transfer"].inc(tokens - computed - local)
         if times.first_token is None:  # not one that began anew after a replica's death
+            self._counters["vllm:prompt_tokens"].inc(tokens)
             now, began = time.monotonic(), times.computing or times.arrived
             self._histograms["vllm:time_to_first_token_seconds"].observe(now - times.arrived)
             self._histograms["vllm:request_queue_time_seconds"].observe(began - times.arrived)

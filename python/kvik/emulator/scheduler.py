@@ -206,9 +206,10 @@ class Scheduler:
         request.cached_pages = len(found)
         request.local_tokens, request.external_tokens = local, external
         request.num_computed_tokens = request.present = local
-        request.times.admitted = request.times.admitted or time.monotonic()
         self._side.update_state_after_alloc(request, (_numbers(request.pages),), external)
-        self._observer.admitted(request)
+        if request.times.admitted is None:  # else it began anew, and was told of
+            request.times.admitted = time.monotonic()
+            self._observer.admitted(request)
         if external:
             self._load(request)
         else:

@@ -66,8 +66,13 @@ def test_the_only_replica_dies_once(server: HttpServer) -> None:
     prompt = prompt_of(80, seed=3)
     truth = tokens_of(server, prompt, TOKENS)
     before = servers.ranks_of(server)
+    once = ("vllm:prompt_tokens_total", "vllm:prefix_cache_queries_total")
+    counted = {name: metric(server, name) for name in (*once, servers.COMPUTED)}
     _order(server, "dead:what=rank,rank=1,after=10")
     assert client.complete(server.url, prompt, TOKENS).tokens == truth
+    grown = {name: metric(server, name) - counted[name] for name in counted}
+    assert [grown[name] for name in once] == [80, 80], "what was asked for, though it was begun anew"
+    assert grown[servers.COMPUTED] > 80, "what was computed for it"
     assert not set(servers.ranks_of(server)) & set(before)
     assert ask(server.url, "GET", "/health")[0] == 200
 
@@ -75,8 +80,11 @@ def test_the_only_replica_dies_once(server: HttpServer) -> None:
 def test_the_only_replica_dies_twice(server: HttpServer) -> None:
     """Then the request fails by name: HTTP 500 before its first token, an error event in its stream after."""
     _order(server, "dead:what=rank,after=3", "dead:what=rank,rank=1,after=6")
+    failed = 'vllm:request_success_total{finished_reason="error"}'
+    before = metric(server, failed)
     with pytest.raises(client.RequestError, match="second replica that died"):
         client.complete(server.url, prompt_of(80, seed=4), TOKENS)
+    assert metric(server, failed) - before == 1
     assert servers.wait_for(lambda: ask(server.url, "GET", "/health")[0], lambda status: status == 200) == 200
     assert len(tokens_of(server, prompt_of(80, seed=4), TOKENS)) == TOKENS
 
