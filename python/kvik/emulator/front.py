@@ -161,7 +161,7 @@ class Front:
                 raise ReplicaError(f"{place.why}; it was started {len(place.starts)} times in a minute")
             await self._start(place)
             logger.warning("dp%d: started again", place.dp)
-        except ReplicaError as error:
+        except Exception as error:  # whatever it is: its requests wait for the outcome
             place.lost_for_good, place.why = True, str(error)
             logger.error("dp%d is lost for good: %s", place.dp, error)
         homeless, self._homeless = self._homeless, []

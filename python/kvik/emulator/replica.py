@@ -65,7 +65,7 @@ class RankLink:
         self._writer: asyncio.StreamWriter
         ours, theirs = socket.socketpair()
         with theirs:
-            self._ours = ours
+            self._ours, self._hang_up = ours, ours.close
             command = [sys.executable, "-m", "kvik.emulator.rank", str(theirs.fileno())]
             # In a session of its own, so that a Ctrl-C reaches the front alone.
             self.process = subprocess.Popen(
@@ -75,6 +75,7 @@ class RankLink:
     async def start(self, setup: Setup) -> None:
         """Say what the rank is."""
         self._reader, self._writer = await asyncio.open_connection(sock=self._ours)
+        self._hang_up = self._writer.close
         self.send(Message("setup", {"setup": asdict(setup)}))
 
     def send(self, message: Message) -> None:
@@ -93,7 +94,7 @@ class RankLink:
     async def close(self, limit: float) -> int:
         """Let it end by itself within `limit` seconds, or kill it; its exit status."""
         with contextlib.suppress(ConnectionError):
-            self._writer.close()
+            self._hang_up()
         try:
             return await asyncio.to_thread(self.process.wait, limit)
         except subprocess.TimeoutExpired:
@@ -163,24 +164,32 @@ class Replica:
     # Life.
 
     async def start(self) -> None:
-        """Start the ranks; `ReplicaError` when one of them cannot be had."""
-        tp = self._plan.setup.tp
-        self._ranks = [RankLink(number) for number in range(tp)]
-        for link in self._ranks:
-            await link.start(replace(self._plan.setup, tp_rank=link.number, dp_rank=self.dp))
-            self._tasks.append(asyncio.create_task(self._listen(link)))
+        """Start the ranks; `ReplicaError` when one of them cannot be had. None is left then, nor where this
+        is cancelled."""
         try:
             async with asyncio.timeout(START_LIMIT_S):
-                hellos = {link.number: await link.hello for link in self._ranks}
-        except TimeoutError as error:
+                hellos = await self._hellos()
+        except BaseException as error:
             await self.close(0.0)
-            raise ReplicaError(f"dp{self.dp}: its ranks were not up in {START_LIMIT_S:g} s") from error
-        except ReplicaError:
-            await self.close(0.0)
+            if isinstance(error, TimeoutError):
+                text = f"dp{self.dp}: its ranks were not up in {START_LIMIT_S:g} s"
+                raise ReplicaError(text) from error
             raise
         self._side.set_ranks(hellos)
         self._serves = True
         self._tasks.append(asyncio.create_task(self._loop()))
+
+    async def _hellos(self) -> dict[int, RankHello]:
+        """Start the ranks, and wait until all of them are up."""
+        for number in range(self._plan.setup.tp):
+            self._ranks.append(RankLink(number))
+        for link in self._ranks:
+            await link.start(replace(self._plan.setup, tp_rank=link.number, dp_rank=self.dp))
+            self._tasks.append(asyncio.create_task(self._listen(link)))
+        hellos = {link.number: await link.hello for link in self._ranks}
+        if self._ended is not None:  # one that was up has died since
+            raise ReplicaError(self._ended)
+        return hellos
 
     async def close(self, limit: float = END_LIMIT_S) -> None:
         """End the ranks, within about `limit` seconds, and everything that waits for them."""
@@ -193,11 +202,11 @@ class Replica:
 
     def _lost(self, link: RankLink, text: str) -> None:
         """A rank has ended or said that it cannot go on: so has the replica."""
+        first, self._ended = self._ended is None, self._ended or text
         if not link.hello.done():
-            link.hello.set_exception(ReplicaError(text))
+            link.hello.set_exception(ReplicaError(self._ended))  # the cause, of whichever rank it is
             link.hello.exception()  # `start` awaits one of them; the others are not forgotten, but the same
-        if self._ended is None:
-            self._ended = text
+        if first:
             # The others hold shards of KV that is no longer whole; readers of them had better hear of it now.
             for other in self._ranks:
                 other.kill()

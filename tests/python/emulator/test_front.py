@@ -64,3 +64,25 @@ def test_a_request_for_which_the_successor_has_no_room_ends_by_name() -> None:
         await front.close()
 
     asyncio.run(run())
+
+
+def test_a_request_whose_successor_cannot_be_started_ends_by_name() -> None:
+    """Whatever hinders it, such as a machine without room for another process."""
+
+    async def run() -> None:
+        front: Any = Front(OPTIONS.plan(), 1, Faults(()))
+        dead = _Replica(1)
+
+        async def start(_place: Any) -> None:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        front._start = start
+        front._places[0].replica = dead
+        request = _request("a")
+        front.submit(request)
+        front._died(dead, "dp0 rank 0 ended")
+        await asyncio.gather(*front._tasks, return_exceptions=True)
+        assert "Resource temporarily unavailable" in str(request.events.get_nowait().error)
+        assert "Resource temporarily unavailable" in front.health()["dp0"]
+
+    asyncio.run(run())
