@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import socket
 from collections.abc import Callable
+from types import FrameType
 
 import uvicorn
 
@@ -13,20 +13,31 @@ from kvik.emulator.faults import Faults
 from kvik.emulator.front import Front
 from kvik.emulator.options import Options
 from kvik.emulator.web import Web
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from kvik.signals import handling
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, which says when it listens."""
+    """uvicorn's server, which says when it listens, and hears of signals before it does."""
 
-    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, address: str, ready: Callable[[str], None]) -> None:
         super().__init__(config)
+        self._address = address
         self._ready = ready
+        self._loop = asyncio.get_running_loop()
+        self.before: asyncio.Task[None] | None = asyncio.current_task()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first signal ends `before`, what is done before this serves; and the serving."""
+        if self.before is not None and not self.should_exit:
+            self._loop.call_soon_threadsafe(self.before.cancel)
+        super().handle_exit(sig, frame)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._ready()
+        try:
+            await super().startup(sockets)
+        except OSError as error:  # another server that was started as this one was, and was quicker
+            raise OSError(error.errno, f"{self._address}: {error.strerror}") from error
+        self._ready(self._address)
 
 
 async def serve(options: Options, ready: Callable[[str], None]) -> None:
@@ -36,30 +47,26 @@ async def serve(options: Options, ready: Callable[[str], None]) -> None:
     """
     plan = options.plan()
     front = Front(plan, options.dp, Faults(options.faults()))
-    loop = asyncio.get_running_loop()
+    web = Web(front, options.bounds(plan), allow_faults=options.allow_faults)
+    config = uvicorn.Config(
+        web.app(),
+        lifespan="off",
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=options.drain,
+    )
     with _bind(options.host, options.port) as listener:
-        task = asyncio.current_task()
-        for number in _SIGNALS:
-            loop.add_signal_handler(number, lambda: task is not None and task.cancel())
-        try:
-            await front.start()
-            for number in _SIGNALS:
-                loop.remove_signal_handler(number)
-                # uvicorn handles them while it serves, and then raises them again for who was here before.
-                signal.signal(number, lambda _number, _frame: None)
-            web = Web(front, options.bounds(plan), allow_faults=options.allow_faults)
-            config = uvicorn.Config(
-                web.app(),
-                lifespan="off",
-                log_level="warning",
-                access_log=False,
-                timeout_graceful_shutdown=options.drain,
-            )
-            host, port = listener.getsockname()[:2]
-            address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-            await _Server(config, lambda: ready(address)).serve(sockets=[listener])
-        finally:
-            await front.close()
+        host, port = listener.getsockname()[:2]
+        address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        server = _Server(config, address, ready)
+        with handling(server.handle_exit):
+            try:
+                await front.start()
+                server.before = None
+                # While it serves, uvicorn handles signals by itself; then it raises them once more.
+                await server.serve(sockets=[listener])
+            finally:
+                await front.close()
 
 
 def _bind(host: str, port: int) -> socket.socket:

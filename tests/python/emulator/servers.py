@@ -9,6 +9,7 @@ import os
 import random
 import re
 import socket
+import subprocess
 import sys
 import time
 import urllib.request
@@ -172,7 +173,7 @@ def ask_and_leave(server: HttpServer, body: dict[str, object], when: Callable[[]
     assert wait_for(lambda: float(not when()), bool)
 
 
-def ranks_of(server: HttpServer) -> list[int]:
+def ranks_of(server: HttpServer | subprocess.Popen[str]) -> list[int]:
     """The process ids of a server's ranks, in the order in which they were started."""
     children: list[int] = []
     for task in Path(f"/proc/{server.pid}/task").iterdir():
