@@ -7,6 +7,7 @@ load over kvik. Loads and grants go on while no step runs, and their ends are re
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import selectors
@@ -31,6 +32,7 @@ from kvik.handover.config import ConnectorConfig
 from kvik.handover.protocol import RankPlace, StepPlan
 from kvik.handover.report import ReportFile
 from kvik.handover.worker import WorkerSide
+from kvik.roles.keeper import PR_SET_PDEATHSIG
 from kvik.shapes import ModelShape
 
 logger = logging.getLogger("kvik.emulator")
@@ -178,6 +180,8 @@ def main() -> None:
     """`python -m kvik.emulator.rank FD`: serve the front at the other end of that socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is the front's to handle
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # so is the end of its process group
+    # One that was stopped (a fault) goes on when the front dies, and ends as the others do.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
     front = socket.socket(fileno=int(sys.argv[1]))
     first = wire.receive(front)
     if first is None:

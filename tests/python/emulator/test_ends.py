@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 from tests.python.emulator import servers
 from tests.python.emulator.servers import LIMIT
+from tests.python.peers import stop
 from tests.python.test_processes import gone
 
 # The command, of which `sys.argv[1]` is done when its ranks are up, and before it serves.
@@ -69,3 +70,11 @@ def test_a_port_that_another_server_took_meanwhile_is_named() -> None:
             assert server.returncode == 1
             assert said == f"Error: [Errno 98] http://127.0.0.1:{port}: Address already in use\n"
             assert all(map(gone, ranks))
+
+
+def test_a_stopped_rank_does_not_outlive_a_killed_server() -> None:
+    with _server("") as (server, (rank,)):
+        stop(rank)
+        server.kill()
+        server.wait(LIMIT)
+        assert gone(rank)
