@@ -5,8 +5,10 @@ What runs:
 
 - `scene`: what the demo needs of the engines that it shows; `emulator_scene` and `vllm_scene` start them.
 - `engines`, `checkpoint`: vLLM's command lines, the router's, and a tiny model made on the spot.
-- `keeper`, `processes`: child processes that are up when they say so and gone when we are.
-- `links`: two hosts on this one, joined by a cable of a stated rate. `machine`: its memory.
+- `restart`: the second act, with a store.
+
+Child processes that are up when they say so and gone when we are, and two hosts on this one, joined by a
+cable of a stated rate, are `kvik.roles`.
 
 What is measured and shown:
 

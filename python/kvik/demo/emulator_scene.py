@@ -5,7 +5,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvik.demo import machine, words
+from kvik.demo import words
 from kvik.demo.engines import start_router
 from kvik.demo.measure import TOKENS
 from kvik.demo.reports import ReportReader
@@ -16,6 +16,7 @@ from kvik.demo.scene import (
     SettingError,
     Settings,
     StoreAct,
+    check_memory,
     model_name,
     report_file,
     wait_all,
@@ -104,7 +105,7 @@ def check(settings: Settings) -> None:
     processes = sum(engine.ranks for engine in engines)
     # Of the second act the store; its engine takes the place of one of the first.
     store = _store_bytes(facts(settings), _act_length(settings, Place()))
-    machine.check_memory(
+    check_memory(
         sum(engine.kv_bytes * engine.ranks for engine in engines)
         + (processes + len(engines)) * RANK_BYTES
         + store,

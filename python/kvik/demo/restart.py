@@ -26,7 +26,7 @@ SECONDS = "kvik_emulator_store_load_seconds_sum"
 
 @dataclass(frozen=True)
 class Restarted:
-    """The two answers, and what came from the store. `seconds`: of the slowest rank's load at most."""
+    """The two answers, and what came from the store. `seconds`: of a rank's load on average."""
 
     length: int
     blocks: int

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from kvik.bench import facts
+from kvik.demo import words
 from kvik.demo.reports import ReportReader
 from kvik.roles.hosts import Host, Rate, two_hosts
 from kvik.roles.ports import LOOPBACK
@@ -152,9 +154,19 @@ class Cast(Protocol):
         """Start a store for the second act; None for engines that have none."""
 
 
+def check_memory(needed: int, what: str, instead: str) -> None:
+    """`SettingError` unless `needed` bytes are free; `what` wants them, and `instead` wants less."""
+    have = facts.memory_available()
+    if have is not None and have < needed:
+        raise SettingError(
+            f"not enough memory: {what} want {words.size(needed)}, and {words.size(have)} are free; "
+            f"try {instead}"
+        )
+
+
 @contextlib.contextmanager
 def place_for(rate: Rate | None) -> Iterator[Place]:
-    """This host, or two hosts with a cable of this rate; raises `links.CannotError`."""
+    """This host, or two hosts with a cable of this rate; raises `CannotError`."""
     if rate is None:
         yield Place()
         return

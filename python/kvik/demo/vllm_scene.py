@@ -4,11 +4,19 @@ import importlib.util
 import time
 from pathlib import Path
 
-from kvik.demo import machine
 from kvik.demo.checkpoint import FIRST_BYTE_TOKEN, KV_BYTES_PER_TOKEN, ensure_checkpoint
 from kvik.demo.engines import BLOCK_TOKENS, MODEL, Connector, EngineSpec, start_router
 from kvik.demo.reports import ReportReader
-from kvik.demo.scene import KvFacts, Place, Scene, SettingError, Settings, report_file, wait_all
+from kvik.demo.scene import (
+    KvFacts,
+    Place,
+    Scene,
+    SettingError,
+    Settings,
+    check_memory,
+    report_file,
+    wait_all,
+)
 from kvik.roles.ports import free_ports
 from kvik.roles.processes import Fleet
 
@@ -32,7 +40,7 @@ def check(settings: Settings) -> None:
         raise SettingError(f"--lengths: the tiny model takes prompts of up to {MAX_LENGTH} tokens")
     ranks = settings.ranks.prefill + 2 * settings.ranks.decode
     what = f"three vLLM servers with {ranks} ranks in all"
-    machine.check_memory((ranks * RANK_GIB + 1) << 30, what, "fewer ranks (--tp), or the emulator")
+    check_memory((ranks * RANK_GIB + 1) << 30, what, "fewer ranks (--tp), or the emulator")
 
 
 def facts(_settings: Settings) -> KvFacts:
@@ -42,7 +50,7 @@ def facts(_settings: Settings) -> KvFacts:
 
 
 def store_act(_scene: Scene, _settings: Settings, _fleet: Fleet, _logs: Path) -> None:
-    """None: kvik's connector for vLLM does handovers only."""
+    """None: the second act is played by emulators."""
 
 
 def start(settings: Settings, place: Place, fleet: Fleet, logs: Path) -> Scene:

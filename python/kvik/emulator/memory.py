@@ -7,7 +7,6 @@ side by side.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -29,15 +28,6 @@ def pages_in(shape: ModelShape, page_tokens: int, tp: int, nbytes: int) -> int:
             f"{shape.name} is {page} bytes on each of {tp} rank(s)"
         )
     return nbytes // page
-
-
-def available_bytes() -> int | None:
-    """Memory that can be used without swapping, or None where the kernel does not say."""
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as lines:
-            return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return None
 
 
 @dataclass(frozen=True)

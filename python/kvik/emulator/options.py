@@ -6,10 +6,11 @@ import logging
 import uuid
 from dataclasses import dataclass
 
+from kvik.bench.facts import memory_available
 from kvik.emulator.api import Bounds
 from kvik.emulator.compute import parse_compute
 from kvik.emulator.faults import Fault, parse_fault
-from kvik.emulator.memory import available_bytes, pages_in
+from kvik.emulator.memory import pages_in
 from kvik.emulator.rank import Setup
 from kvik.emulator.replica import ReplicaPlan
 from kvik.emulator.scheduler import Limits
@@ -108,7 +109,7 @@ class Options:
         ranks = self.tp * self.dp
         embedded = 0 if store is None else store.memory
         needed = (pages * shape.page_bytes(self.page_tokens, self.tp) + embedded) * ranks
-        available = available_bytes()
+        available = memory_available()
         if available is not None and needed > available:
             raise InvalidArgument(
                 f"--kv-memory and --store: {ranks} rank(s) with {self.kv_memory} bytes of KV and {embedded} "
