@@ -122,6 +122,17 @@ def test_a_stale_process_is_a_finding(tmp_path: Path) -> None:
     assert holders([port]) == []
 
 
+def test_two_roles_of_one_port_are_refused(tmp_path: Path) -> None:
+    """The one that has it would answer for the other one."""
+    roles = [
+        Role(name, (sys.executable, "-c", LISTENER, "9"), PortReady("127.0.0.1", 9), ports=(9,))
+        for name in ("one", "two")
+    ]
+    with pytest.raises(RoleError, match="one and two have one port: 9"):
+        RoleGraph(roles, HERE, tmp_path).start()
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_role_has_its_folder_and_environment(tmp_path: Path) -> None:
     """Beside what this process has."""
     folder = tmp_path / "work"

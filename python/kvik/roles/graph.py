@@ -74,12 +74,11 @@ class RoleGraph:
     def _look_at_ports(self) -> None:
         """A server that another one's port was promised to would answer for it, or fail in its own words."""
         for node_name, node in self.nodes.items():
-            wanted = {
-                port: role.name
-                for role in self.roles.values()
-                if role.node == node_name
-                for port in role.ports
-            }
+            wanted: dict[int, str] = {}
+            for role in (role for role in self.roles.values() if role.node == node_name):
+                for port in role.ports:
+                    if (other := wanted.setdefault(port, role.name)) != role.name:
+                        raise RoleError(f"{other} and {role.name} have one port: {port}; give one another")
             taken = node.holders(wanted) if wanted else []
             if taken:
                 said = "; ".join(f"{wanted[one.port]} cannot start: {one}" for one in taken)
