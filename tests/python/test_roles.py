@@ -102,6 +102,15 @@ def test_one_that_does_not_come_up_ends_all(tmp_path: Path) -> None:
         RoleGraph([missing], HERE, tmp_path).start()
 
 
+def test_what_another_process_said_is_not_this_ones(tmp_path: Path) -> None:
+    """A log of the same name is there already, as of a run before into the same folder."""
+    (tmp_path / "broken.log").write_text("up\n")
+    broken = Role("broken", (sys.executable, "-c", "raise SystemExit('no memory')"), LineReady("up"))
+    with pytest.raises(RoleError, match=r"broken ended with status 1(.|\n)*no memory"):
+        RoleGraph([broken], HERE, tmp_path).start()
+    assert (tmp_path / "broken.log").read_text() == "up\nno memory\n"
+
+
 def test_a_stale_process_is_a_finding(tmp_path: Path) -> None:
     """Who has a port that a role needs is named, before anything is started."""
     ends = tmp_path / "ends"

@@ -173,7 +173,7 @@ def store_act(scene: Scene, settings: Settings, fleet: Fleet, logs: Path) -> Sto
         command = [sys.executable, "-m", "kvik.cli", "store", "serve", "--listen", address]
         command += ["--memory", str(_store_bytes(scene.kv, length)), "--transport", settings.transport]
         store = fleet.add(Process("store", command, log, place.environment(), GRACE))
-    store.wait_until(lambda: STORE_READY in log.read_text(errors="replace"), time.monotonic() + START_LIMIT)
+    store.wait_until(lambda: STORE_READY in store.said(), time.monotonic() + START_LIMIT)
     shape = ModelShape.resolve(settings.model_shape or SHAPE)
     # No more than half of the pool is held for puts.
     pages = 2 * (-(-(length + TOKENS) // PAGE_TOKENS) + 1)

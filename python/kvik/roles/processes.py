@@ -60,6 +60,7 @@ class Process:
         self.log = log
         self.command = tuple(command)
         with log.open("ab") as out:
+            self._begins = out.tell()
             self._keeper = self._launch(out, {**os.environ, **(env or {})})
 
     def _launch(self, out: BinaryIO, env: Mapping[str, str]) -> "Keeper":
@@ -109,8 +110,10 @@ class Process:
                 raise ProcessError(f"{self.name} was not ready in time\n{self.tail()}")
 
     def said(self) -> str:
-        """All of its log."""
-        return self.log.read_text(errors="replace")
+        """All of its log; not what others wrote into the file before."""
+        with self.log.open("rb") as log:
+            log.seek(self._begins)
+            return log.read().decode(errors="replace")
 
     def tail(self) -> str:
         """The last lines of its log."""
