@@ -8,13 +8,15 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
 from kvik.roles import ports
 from kvik.roles.ports import free_ports
-from kvik.roles.processes import Fleet, HttpServer, Process, ProcessError
+from kvik.roles.processes import Fleet, HttpServer, Process, ProcessError, descendants
 
 # Starts a grandchild in a session of its own that ignores SIGTERM, writes its pid and waits for ever.
 STUBBORN = """
@@ -81,6 +83,51 @@ def test_a_keeper_that_stands_still_leaves_nothing(tmp_path: Path) -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.kill(grandchild, signal.SIGKILL)
+
+
+def test_a_keeper_that_does_not_end_holds_up_nobody(tmp_path: Path) -> None:
+    """As one that waits in the kernel: the processes besides are stopped, too."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        pass
+
+    class Stuck:
+        pid, stdin, killed = ended.pid, None, False
+
+        def poll(self) -> int | None:
+            return None
+
+        def wait(self, timeout: float | None = None) -> int:
+            raise subprocess.TimeoutExpired("stuck", timeout or 0.0)
+
+        def kill(self) -> None:
+            self.killed = True
+
+    class StuckProcess(Process):
+        def _launch(self, _out: BinaryIO, _env: Mapping[str, str]) -> Stuck:
+            return stuck
+
+    stuck = Stuck()
+    with Fleet() as fleet:
+        other = fleet.add(Process("other", [sys.executable, "-c", STUBBORN, str(tmp_path / "pid")],
+                                  tmp_path / "log", grace=0.0))  # fmt: skip
+        fleet.add(StuckProcess("stuck", [], tmp_path / "stuck"))
+    assert stuck.killed
+    assert not other.alive
+
+
+def test_a_process_of_any_name_is_found() -> None:
+    """The kernel cuts names behind 15 bytes, amid a character."""
+    named = (
+        'import ctypes; ctypes.CDLL(None).prctl(15, b"a) \\xe3\\x81", 0, 0, 0); print(flush=True); input()'
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", named], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert child.pid in descendants(os.getpid())
+        child.stdin.write(b"\n")
 
 
 def test_killed_starter_leaves_nothing(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from kvik.roles.ports import LOOPBACK
 
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 POLL = 0.25  # seconds between two looks at a server that is not up yet
+PROBE_LIMIT = 2.0  # seconds for one look
 TAIL = 60  # lines of a log that go into an error
 
 
@@ -143,7 +144,7 @@ class Process:
                     os.kill(pid, signal.SIGKILL)
             self.wait(POLL)
         self._keeper.kill()
-        self._keeper.wait(5.0)
+        self.wait(5.0)
 
 
 class HttpServer(Process):
@@ -166,14 +167,19 @@ class HttpServer(Process):
 
     def healthy(self) -> bool:
         """Whether its health path answers 200 now."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=2.0)
-        try:
-            connection.request("GET", self.health)
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        return answers(self.host, self.port, self.health)
+
+
+def answers(host: str, port: int, path: str) -> bool:
+    """Whether this path answers 200 now."""
+    connection = http.client.HTTPConnection(host, port, timeout=PROBE_LIMIT)
+    try:
+        connection.request("GET", path)
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
 
 
 P = TypeVar("P", bound=Process)
@@ -231,4 +237,4 @@ def _lives(pid: int) -> bool:
 
 def _fields(stat: Path) -> list[str]:
     """State, parent and what follows; the name before it, in parentheses, may have anything in it."""
-    return stat.read_text().rpartition(")")[2].split()
+    return stat.read_bytes().rpartition(b")")[2].decode().split()

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import http.client
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from kvik.roles.processes import GRACE, Process
+from kvik.roles.processes import GRACE, PROBE_LIMIT, Process, answers
 
 START_LIMIT = 60.0
-PROBE_LIMIT = 2.0  # seconds for one look
 
 
 class Readiness(Protocol):
@@ -37,14 +35,7 @@ class HttpReady:
 
     def holds(self, _process: Process) -> bool:
         """Ask once."""
-        connection = http.client.HTTPConnection(self.host, self.port, timeout=PROBE_LIMIT)
-        try:
-            connection.request("GET", self.path)
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        return answers(self.host, self.port, self.path)
 
     def __str__(self) -> str:
         return f"http://{self.host}:{self.port}{self.path} answers 200"
