@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +25,7 @@ from kvik.roles import (
     Role,
     RoleError,
     RoleGraph,
+    hosts,
     keeper,
     ports,
 )
@@ -109,6 +114,37 @@ def test_what_another_process_said_is_not_this_ones(tmp_path: Path) -> None:
     with pytest.raises(RoleError, match=r"broken ended with status 1(.|\n)*no memory"):
         RoleGraph([broken], HERE, tmp_path).start()
     assert (tmp_path / "broken.log").read_text() == "up\nno memory\n"
+
+
+def test_a_kernel_without_such_cables_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or one without IPv6: as what this machine lacks, whoever asks."""
+
+    def run(_host: hosts.Host, *command: str) -> str:
+        raise RuntimeError(f"{' '.join(command[:3])}: status 2: Error: Unknown device type.")
+
+    monkeypatch.setattr(hosts, "_namespace", lambda: contextlib.nullcontext(-1))
+    monkeypatch.setattr(shutil, "which", lambda _name: "/sbin/ip")
+    monkeypatch.setattr(hosts.Host, "run", run)
+    with pytest.raises(hosts.CannotError, match="ip link add: status 2: Error: Unknown device type"):
+        contextlib.ExitStack().enter_context(hosts.two_hosts())
+
+
+def test_a_thread_is_where_it_was_when_a_namespace_was_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With no descriptor left, what it does next would be on a host without any network."""
+    entered: list[int] = []
+    whole, descriptors = os.open, [True, False]
+
+    def opened(path: str, flags: int) -> int:
+        if not descriptors.pop(0):
+            raise OSError(24, "Too many open files")
+        return whole(path, flags)
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: SimpleNamespace(unshare=lambda _what: 0))
+    monkeypatch.setattr(hosts, "_enter", entered.append)
+    monkeypatch.setattr(os, "open", opened)
+    with pytest.raises(OSError, match="Too many open files"):
+        contextlib.ExitStack().enter_context(hosts._namespace())
+    assert len(entered) == 1
 
 
 def test_a_stale_process_is_a_finding(tmp_path: Path) -> None:

@@ -132,17 +132,25 @@ def two_hosts(delay: float = 0.0, log: Path | None = None) -> Iterator[tuple[Hos
         )
         if delay > 0:
             stack.enter_context(_delaying(left, right, delay, log or Path(os.devnull)))
-        else:
-            peer = ["peer", "name", CABLE, "netns", _file(right)]
-            left.run("ip", "link", "add", CABLE, "type", "veth", *peer)
-        for host in (left, right):
-            host.run("ip", "link", "set", "lo", "up")
-            host.run("ip", "address", "add", f"{host.v4}/24", "dev", CABLE)
-            # Without duplicate address detection the address can be used at once.
-            host.run("ip", "address", "add", f"{host.v6}/64", "dev", CABLE, "nodad")
-            host.run("ip", "link", "set", CABLE, "up")
-            _control_congestion(host)
+        try:
+            _connect(left, right, made=delay > 0)
+        except RuntimeError as error:
+            raise CannotError(f"the kernel gives no cable between two hosts here: {error}") from error
         yield left, right
+
+
+def _connect(left: Host, right: Host, *, made: bool) -> None:
+    """Give both hosts their addresses, and the cable where it is not `made` yet."""
+    if not made:
+        peer = ["peer", "name", CABLE, "netns", _file(right)]
+        left.run("ip", "link", "add", CABLE, "type", "veth", *peer)
+    for host in (left, right):
+        host.run("ip", "link", "set", "lo", "up")
+        host.run("ip", "address", "add", f"{host.v4}/24", "dev", CABLE)
+        # Without duplicate address detection the address can be used at once.
+        host.run("ip", "address", "add", f"{host.v6}/64", "dev", CABLE, "nodad")
+        host.run("ip", "link", "set", CABLE, "up")
+        _control_congestion(host)
 
 
 def _control_congestion(host: Host) -> None:
@@ -193,8 +201,10 @@ def _namespace() -> Iterator[int]:
                     "a container one that is privileged"
                 )
             raise OSError(number, "unshare")
-        made = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
-        _enter(before)
+        try:
+            made = os.open(OWN, os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            _enter(before)
     finally:
         os.close(before)
     try:
