@@ -1,11 +1,20 @@
 """The demo's parts that need no serving engine."""
 
+import http.client
+import io
 import json
+import socket
+import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 from kvik.cli import SUBCOMMANDS, main
+from kvik.demo import client, show
 from kvik.demo.checkpoint import KV_BYTES_PER_TOKEN
 from kvik.demo.client import Completion
 from kvik.demo.engines import Connector, EngineSpec
@@ -94,3 +103,41 @@ def test_a_restart_is_good_only_with_equal_tokens_and_all_blocks() -> None:
     assert restarted(6, 5).good
     assert not restarted(6, 4).good
     assert not restarted(5, 5).good
+
+
+def _cut_stream(server: socket.socket, missing: int) -> None:
+    """Answer one request with a stream that is cut, as by an engine that was killed: so many bytes before the
+    end of a chunk."""
+    connection, _ = server.accept()
+    with connection, connection.makefile("rb") as asked:
+        length = 0
+        while (line := asked.readline()) != b"\r\n":
+            if line.lower().startswith(b"content-length:"):
+                length = int(line.split(b":")[1])
+        asked.read(length)
+        event = b'data: {"choices": [{"token_ids": [5]}]}\n\n'
+        connection.sendall(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n"
+            % (len(event) + missing, event)
+        )
+
+
+@pytest.mark.parametrize("missing", [0, 9])
+def test_an_answer_that_is_cut_is_said(missing: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = threading.Thread(target=_cut_stream, args=(server, missing))
+        answering.start()
+        with pytest.raises(client.RequestError, match=r"the stream ended without \[DONE\]"):
+            client.complete(f"http://127.0.0.1:{server.getsockname()[1]}", [3], 2)
+        answering.join()
+
+
+def test_an_engine_that_ends_amid_an_answer_ends_the_demo_by_name(tmp_path: Path) -> None:
+    def start(*_: object) -> None:
+        raise http.client.IncompleteRead(b"", 5)
+
+    cast: Any = SimpleNamespace(STARTING="starting", start=start)
+    settings: Any = SimpleNamespace(fault=None)
+    console = Console(file=io.StringIO())
+    assert show._run(cast, settings, None, None, tmp_path, console) is False
+    assert "The demo failed: IncompleteRead" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -1,5 +1,6 @@
 """Requests to an OpenAI-style completion server: token ids in, token ids out, and when the first one came."""
 
+import contextlib
 import http.client
 import json
 import socket
@@ -118,14 +119,15 @@ def _add(result: Completion, event: dict[str, object], now: float) -> None:
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, object]]:
     """The JSON objects of a server-sent event stream, up to its `[DONE]`."""
-    for line in response:
-        if not line.endswith(b"\n"):
-            break  # cut within it
-        text = line.decode().strip()
-        if text == "data: [DONE]":
-            return
-        if text.startswith("data: "):
-            yield json.loads(text.removeprefix("data: "))
+    with contextlib.suppress(http.client.IncompleteRead):
+        for line in response:
+            if not line.endswith(b"\n"):
+                break  # cut within it
+            text = line.decode().strip()
+            if text == "data: [DONE]":
+                return
+            if text.startswith("data: "):
+                yield json.loads(text.removeprefix("data: "))
     raise RequestError(response.status, "the stream ended without [DONE]")
 
 

@@ -6,6 +6,7 @@ that it started is gone then.
 """
 
 import contextlib
+import http.client
 import os
 import shutil
 import signal
@@ -217,7 +218,7 @@ def _run(
             telling.conclude(scene, found, rate, console)
             telling.draw(scene, found, console, picture)
             restarted = _second_act(cast, scene, settings, fleet, folder, console)
-    except (ProcessError, client.RequestError, OSError) as error:
+    except (ProcessError, client.RequestError, OSError, http.client.HTTPException) as error:
         console.print(f"The demo failed: {error}", style="red", markup=False, soft_wrap=True)
         return False
     telling.hints(_options_used(), console)
