@@ -132,6 +132,14 @@ def test_an_answer_that_is_cut_is_said(missing: int) -> None:
         answering.join()
 
 
+def test_metrics_of_a_model_of_any_name() -> None:
+    """The name of a folder, as of `--model-shape a,b/config.json`."""
+    labels = r'engine="%d",model_name="a,\\"b}",'
+    text = "".join(f'blocks_total{{{labels % engine}result="hit"}} 2.0\n' for engine in range(2))
+    text += "# HELP up\n" + f"up{{{labels % 0}}} 1\n"
+    assert client.samples(text) == {'blocks_total{result="hit"}': 4.0, "up": 1.0}
+
+
 def test_an_engine_that_ends_amid_an_answer_ends_the_demo_by_name(tmp_path: Path) -> None:
     def start(*_: object) -> None:
         raise http.client.IncompleteRead(b"", 5)

@@ -3,6 +3,7 @@
 import contextlib
 import http.client
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,9 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from kvik.demo.engines import MODEL
+
+# Of a metric, whole and its name; a value in quotes may have anything in it.
+LABEL = re.compile(r'((\w+)="(?:[^"\\]|\\.)*")')
 
 
 class RequestError(Exception):
@@ -156,17 +160,18 @@ def metrics(url: str, timeout: float = 10.0) -> dict[str, float]:
         text = connection.getresponse().read().decode()
     finally:
         connection.close()
+    return samples(text)
+
+
+def samples(text: str) -> dict[str, float]:
+    """As `metrics`, of its text."""
     found: dict[str, float] = {}
     for line in text.splitlines():
         if line.startswith("#") or " " not in line:
             continue
         sample, value = line.rsplit(" ", 1)
         name, _, labels = sample.partition("{")
-        kept = [
-            part
-            for part in labels.rstrip("}").split(",")
-            if part and not part.startswith(("engine=", "model_name="))
-        ]
+        kept = [whole for whole, label in LABEL.findall(labels) if label not in ("engine", "model_name")]
         key = f"{name}{{{','.join(kept)}}}" if kept else name
         found[key] = found.get(key, 0.0) + float(value)
     return found
