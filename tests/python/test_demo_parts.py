@@ -3,6 +3,7 @@
 import http.client
 import io
 import json
+import os
 import socket
 import threading
 from pathlib import Path
@@ -14,7 +15,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from kvik.cli import SUBCOMMANDS, main
-from kvik.demo import client, show
+from kvik.demo import client, restart, show, table, telling
 from kvik.demo.checkpoint import KV_BYTES_PER_TOKEN
 from kvik.demo.client import Completion
 from kvik.demo.engines import Connector, EngineSpec
@@ -23,6 +24,7 @@ from kvik.demo.reports import Load, ReportReader
 from kvik.demo.restart import Restarted
 from kvik.demo.scene import KvFacts
 from kvik.demo.timeline import Compute
+from kvik.roles.hosts import Rate
 
 RECORD: dict[str, object] = {
     "request_id": "a", "remote_request_id": "b", "outcome": "loaded", "reason": None, "rank": 0, "blocks": 1,
@@ -140,6 +142,14 @@ def test_metrics_of_a_model_of_any_name() -> None:
     assert client.samples(text) == {'blocks_total{result="hit"}': 4.0, "up": 1.0}
 
 
+def test_a_hint_is_given_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where few are left, as most options were used."""
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    console = Console(file=io.StringIO(), width=200)
+    telling.hints(["--tp", "--fault", "--svg"], console)
+    assert console.file.getvalue().count("bench transfer") == 1  # type: ignore[attr-defined]
+
+
 def test_an_engine_that_ends_amid_an_answer_ends_the_demo_by_name(tmp_path: Path) -> None:
     def start(*_: object) -> None:
         raise http.client.IncompleteRead(b"", 5)
@@ -149,3 +159,18 @@ def test_an_engine_that_ends_amid_an_answer_ends_the_demo_by_name(tmp_path: Path
     console = Console(file=io.StringIO())
     assert show._run(cast, settings, None, None, tmp_path, console) is False
     assert "The demo failed: IncompleteRead" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_terminal_that_knows_only_ascii_shows_it_all() -> None:
+    """But for the bars of the picture, which have a form for it."""
+    raw = io.BytesIO()
+    console = Console(file=io.TextIOWrapper(raw, encoding="ascii", write_through=True), width=80)
+    rate = Rate.parse("10gbit")
+    shown = table.empty(rate)
+    shown.add_row(*table.cells(row(100, load()), rate))
+    console.print(shown)
+    console.print(table.legend(rate), markup=False)
+    answers = Completion([5] * TOKENS), Completion([5] * TOKENS)
+    restart.tell(Restarted(100, 6, *answers, 6, 6144, 0.1), "at 127.0.0.1:1", console)
+    telling.hints([], console)
+    assert "10^9 bytes" in raw.getvalue().decode()

@@ -36,7 +36,7 @@ def legend(rate: Rate | None) -> str:
     """What the columns mean, in one sentence each."""
     said = (
         "TTFT: time to the first token. KV transfer: from asking the prefill engine until the last byte is "
-        "in place. GB/s (10⁹ bytes): while bytes moved."
+        "in place. GB/s (10^9 bytes): while bytes moved."
     )
     if rate:
         said += f" Link floor: the least time that {rate} allows."

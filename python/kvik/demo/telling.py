@@ -91,7 +91,7 @@ def draw(scene: Scene, found: Sequence[Row], console: Console, file: Path | None
 def hints(used: Sequence[str], console: Console) -> None:
     """What to try next: three commands, about options that were not used just now."""
     able = [hint for hint in HINTS if hint.option not in used and (not hint.root or os.geteuid() == 0)]
-    chosen = [*able[: SHOWN_HINTS - 1], able[-1]]
+    chosen = list(dict.fromkeys([*able[: SHOWN_HINTS - 1], able[-1]]))
     commands = [f"{command_name()} {hint.command}" for hint in chosen]
     width = max(map(len, commands)) + 2
     beside = width + max(len(hint.shows) for hint in chosen) + 2 <= console.width
