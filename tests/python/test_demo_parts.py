@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from kvik.cli import SUBCOMMANDS, main
 from kvik.demo import client, restart, show, table, telling
-from kvik.demo.checkpoint import KV_BYTES_PER_TOKEN
+from kvik.demo.checkpoint import KV_BYTES_PER_TOKEN, MAKING, MAKING_LIMIT, made_once
 from kvik.demo.client import Completion
 from kvik.demo.engines import Connector, EngineSpec
 from kvik.demo.measure import TOKENS, Row
@@ -25,6 +26,7 @@ from kvik.demo.restart import Restarted
 from kvik.demo.scene import KvFacts
 from kvik.demo.timeline import Compute
 from kvik.roles.hosts import Rate
+from kvik.roles.processes import ProcessError
 
 RECORD: dict[str, object] = {
     "request_id": "a", "remote_request_id": "b", "outcome": "loaded", "reason": None, "rank": 0, "blocks": 1,
@@ -174,3 +176,45 @@ def test_a_terminal_that_knows_only_ascii_shows_it_all() -> None:
     restart.tell(Restarted(100, 6, *answers, 6, 6144, 0.1), "at 127.0.0.1:1", console)
     telling.hints([], console)
     assert "10^9 bytes" in raw.getvalue().decode()
+
+
+@pytest.fixture
+def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of models, and a maker `maker` that writes into one, or fails."""
+    (tmp_path / "maker.py").write_text(
+        "import pathlib, sys\n"
+        "pathlib.Path(sys.argv[1], 'weights').write_text('w')\n"
+        "sys.exit('no room' if len(sys.argv) > 2 else 0)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "kvik" / "models"
+
+
+def _path(handle: int) -> Path:
+    return Path(f"/proc/self/fd/{handle}").readlink()
+
+
+def test_a_model_is_whole_or_not_there(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its files are on the disk before its name is."""
+    kept: list[Path] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: kept.append(_path(handle)))
+    folder = made_once("m", 1, "maker")
+    assert (folder / "weights").read_text() == "w"
+    assert [path.name for path in kept if path.parent.name.startswith(MAKING)] == ["weights"]
+    assert made_once("m", 1, "maker", "fails") == folder, "it is not made again"
+    with pytest.raises(ProcessError, match=r"other was not made in .*exit status 1"):
+        made_once("other", 2, "maker", "fails")
+    assert list(models.iterdir()) == [folder]
+
+
+def test_what_a_killed_run_left_of_a_model_goes(models: Path) -> None:
+    """What another run is making stays."""
+    left, made_now = (models / f"{MAKING}{name}" for name in ("left", "now"))
+    for folder in (left, made_now):
+        folder.mkdir(parents=True)
+        (folder / "weights").write_text("w")
+    long_ago = time.time() - 3 * MAKING_LIMIT
+    os.utime(left, (long_ago, long_ago))
+    folder = made_once("m", 1, "maker")
+    assert sorted(models.iterdir()) == sorted([made_now, folder])

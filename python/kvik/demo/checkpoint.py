@@ -5,6 +5,7 @@ each next token depends on every earlier one with a clear margin, so KV that is 
 tokens.
 """
 
+import contextlib
 import hashlib
 import json
 import os
@@ -12,8 +13,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from kvik.roles.processes import ProcessError
 
 FIRST_BYTE_TOKEN = 3  # tokens 3..258 are the 256 bytes
 SPEC: dict[str, int | float | str | bool] = {
@@ -34,6 +38,8 @@ SPEC: dict[str, int | float | str | bool] = {
     "pad_token_id": 2,
 }
 SEED = 7
+MAKING = ".making-"
+MAKING_LIMIT = 300.0  # seconds
 CHAT_TEMPLATE = (
     "{% for message in messages %}<{{ message['role'] }}> {{ message['content'] }}\n{% endfor %}<assistant>"
 )
@@ -50,26 +56,49 @@ def ensure_checkpoint(layers: int | None = None, hidden: int | None = None) -> P
 
 def made_once(name: str, content: object, module: str, *more: str) -> Path:
     """The folder of a model: kept by its name and what it is made of, and where it is not there yet, made by
-    `python -m module FOLDER more...`."""
+    `python -m module FOLDER more...`. `ProcessError` where that fails."""
     key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvik" / "models"
     final = base / f"{name}-{key}"
     if final.is_dir():
         return final
     base.mkdir(parents=True, exist_ok=True)
-    making = Path(tempfile.mkdtemp(prefix=".making-", dir=base))
+    _clear_away(base)
+    making = Path(tempfile.mkdtemp(prefix=MAKING, dir=base))
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
-        subprocess.run([sys.executable, "-m", module, str(making), *more], env=env, check=True, timeout=300)
+        command = [sys.executable, "-m", module, str(making), *more]
+        subprocess.run(command, env=env, check=True, timeout=MAKING_LIMIT)
         making.chmod(0o755)
+        _keep(making)
         try:
             making.rename(final)
         except OSError:
             if not final.is_dir():  # else another run was quicker, with the same content
                 raise
+    except subprocess.SubprocessError as error:
+        raise ProcessError(f"{name} was not made in {base}: {error} (it says why above)") from error
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return final
+
+
+def _clear_away(base: Path) -> None:
+    """Remove what runs have left that were killed while they made a model: no other one takes so long."""
+    for left in base.glob(f"{MAKING}*"):
+        with contextlib.suppress(OSError):  # another run does the same
+            if time.time() - left.stat().st_mtime > 2 * MAKING_LIMIT:
+                shutil.rmtree(left, ignore_errors=True)
+
+
+def _keep(folder: Path) -> None:
+    """Let the files be on the disk before their name is: who finds the folder takes it for whole."""
+    for path in [*folder.rglob("*"), folder]:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _spec(layers: int | None, hidden: int | None) -> dict[str, int | float | str | bool]:
