@@ -29,10 +29,15 @@ if __name__ == "__main__":
     pipe, end = multiprocessing.Pipe()
     owner = multiprocessing.Process(target=own, args=(end,))
     owner.start()
+    end.close()  # only the owner has it now: its end is heard
     with kvik.Engine() as engine:
         memory = np.zeros((4, 64, 16 * 1024), np.uint8)
         target = engine.register(memory).pages(LAYOUT, range(4))
-        report = engine.read(target, pipe.recv()).wait()
+        try:
+            ticket = pipe.recv()
+        except EOFError:
+            raise SystemExit("the owner has ended, and granted nothing") from None
+        report = engine.read(target, ticket).wait()
         if not (memory[:, :4] == np.array([7, 8, 9, 40], np.uint8)[None, :, None]).all():
             raise SystemExit("the pages differ")
         print(f"reader: {report.bytes} bytes by {report.mechanism}, checked: {', '.join(report.checks)}")

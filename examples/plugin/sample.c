@@ -72,6 +72,7 @@ static int listen_anew(struct line *line, struct place *place) {
     }
     error = errno == EADDRNOTAVAIL ? BAD_ADDRESS : -errno;
     close(line->fd);
+    line->fd = -1; /* it is somebody else's from now on */
     return error;
 }
 

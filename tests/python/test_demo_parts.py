@@ -5,6 +5,8 @@ import io
 import json
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -28,6 +30,7 @@ from kvik.demo.timeline import Compute
 from kvik.roles.hosts import Rate
 from kvik.roles.processes import ProcessError
 
+ROOT = Path(__file__).parents[2]
 RECORD: dict[str, object] = {
     "request_id": "a", "remote_request_id": "b", "outcome": "loaded", "reason": None, "rank": 0, "blocks": 1,
     "bytes": 128 * KV_BYTES_PER_TOKEN, "pages": 1, "extents": 4, "transport": "local", "mechanism": "memfd",
@@ -218,3 +221,14 @@ def test_what_a_killed_run_left_of_a_model_goes(models: Path) -> None:
     os.utime(left, (long_ago, long_ago))
     folder = made_once("m", 1, "maker")
     assert sorted(models.iterdir()) == sorted([made_now, folder])
+
+
+def test_the_example_hears_of_the_end_of_its_owner(tmp_path: Path) -> None:
+    """Whatever ended it before it granted anything."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys\nif '--multiprocessing-fork' in sys.orig_argv: os._exit(3)\n"
+    )
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    example = [sys.executable, str(ROOT / "examples" / "transfer.py")]
+    done = subprocess.run(example, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert (done.returncode, done.stderr) == (1, "the owner has ended, and granted nothing\n")
