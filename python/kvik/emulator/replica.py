@@ -95,11 +95,15 @@ class RankLink:
         """Let it end by itself within `limit` seconds, or kill it; its exit status."""
         with contextlib.suppress(ConnectionError):
             self._hang_up()
+        # There may be more ranks than threads to wait for them: all of them have until the same moment.
+        return await asyncio.to_thread(self._end, time.monotonic() + limit)
+
+    def _end(self, until: float) -> int:
         try:
-            return await asyncio.to_thread(self.process.wait, limit)
+            return self.process.wait(max(0.0, until - time.monotonic()))
         except subprocess.TimeoutExpired:
             self.process.kill()
-            return await asyncio.to_thread(self.process.wait)
+            return self.process.wait()
 
 
 class Replica:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +16,7 @@ from kvik.emulator import replica
 from kvik.emulator.faults import Faults
 from kvik.emulator.metrics import Metrics
 from kvik.emulator.options import Options
-from kvik.emulator.replica import Replica, ReplicaError
+from kvik.emulator.replica import RankLink, Replica, ReplicaError
 from kvik.emulator.wire import Message
 
 PLAN = Options(**{**EMULATOR.defaults(), "kv_memory": 1 << 20, "tp": 2}).plan()
@@ -106,3 +109,18 @@ def test_a_start_that_is_given_up_leaves_no_rank(links: list[_Link]) -> None:
         assert all(link.closed for link in links)
 
     asyncio.run(run())
+
+
+def test_many_ranks_that_do_not_end_are_ended_at_once() -> None:
+    """Also where there are fewer threads than ranks, as on a small machine."""
+
+    async def run() -> float:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        links = [object.__new__(RankLink) for _ in range(4)]
+        for link in links:
+            link.process, link._hang_up = subprocess.Popen(["sleep", "60"]), lambda: None
+        began = time.monotonic()
+        assert await asyncio.gather(*(link.close(1.0) for link in links)) == [-9] * 4
+        return time.monotonic() - began
+
+    assert 1.0 <= asyncio.run(run()) < 2.0
