@@ -164,7 +164,7 @@ class ReplicaMetrics(Observer):
         self._counters["vllm:external_prefix_cache_hits"].inc(request.external_tokens)
 
     def first_token(self, request: Request, computed: int) -> None:
-        """The last prompt token counts as computed here even where its KV was handed over, as in vLLM."""
+        """The last prompt token counts as computed here even where its KV was handed over."""
         times, tokens = request.times, request.num_tokens
         local = min(request.local_tokens, tokens - computed)
         self._by_source["local_compute"].inc(computed)
