@@ -16,6 +16,7 @@ from tests.python.vllm_harness import (
     FullAttentionSpec,
     Server,
     SlidingWindowSpec,
+    Status,
     admit,
     grant_of,
     offer,
@@ -180,6 +181,28 @@ def test_another_first_block_leads_to_nothing(mixed: tuple[Server, Server], firs
     result = d.step()
     assert result.failed == result.received
     assert [d.values(block) for block in (13, 14)] == [{255}, {255}]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_groups_that_are_not_divided_alike_lead_to_nothing(mixed: tuple[Server, Server], asked: bool) -> None:
+    """Of ranks that a group has not, nothing is asked, and nothing is given back: not even where the request
+    ends before anybody has compared the two."""
+    p, d = mixed
+    params = offer(p, prompt(14), ([1, 2, 3, 4], [9, 10, 11, 12]))
+    p.step()
+    params["kvik"]["shapes"][0]["stages"] = [1, 2]
+    params["kvik"]["tickets"].append(params["kvik"]["tickets"][1] | {"pp": 1})
+    wanted = request("d-1", prompt(14), params)
+    if asked:
+        assert admit(d, wanted, ([5, 6, 7, 8], [0, 0, 13, 14])) == 0
+    else:
+        d.arrive(wanted)
+    wanted.status = Status.FINISHED_ABORTED
+    d.scheduler.request_finished_all_groups(wanted, ([], []))
+    d.step()
+    assert d.total("recomputed_params_invalid") == asked
+    assert d.total("releases") == d.total("releases_failed") == 0
+    assert p.step().sent == set()
 
 
 def test_layers_in_other_groups_lead_to_nothing(kvik_vllm: ModuleType, native: FakeNative) -> None:

@@ -485,7 +485,6 @@ class SchedulerSide:
                 f"unlike groups of layers: prefill has {_said(offer.shapes)}, decode has {_said(ours)}",
             )
         ranks = [map_ranks(theirs, own) for theirs, own in zip(offer.shapes, ours, strict=True)]
-        offer.check_ranks()
         return ranks, self._own(request, offer, in_parts)
 
     def _own(self, request: Any, offer: Handover, in_parts: bool = False) -> list[Own]:
@@ -493,8 +492,9 @@ class SchedulerSide:
         `in_parts`: the offer came before anything was computed, and says of no content.
 
         Computed from the request's own prompt and this server's own model; `RefusedError` where that is not
-        what the offer says of itself.
+        what the offer says of itself, or its groups are not divided alike.
         """
+        offer.check_ranks()
         if offer.namespace != self._contents.namespace_hex:
             raise RefusedError(
                 "namespace_mismatch",
