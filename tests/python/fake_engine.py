@@ -25,6 +25,11 @@ class KvikError(Exception):
         self.code, self.read = code, read
 
 
+class SecretRequired(KvikError):  # noqa: N818  (it is called so)
+    def __init__(self, text: str) -> None:
+        super().__init__("secret_required", text)
+
+
 @dataclass(frozen=True)
 class FakeReport:
     bytes: int
@@ -457,6 +462,7 @@ class FakeNative:
     waits: list[float | None] = field(default_factory=list)  # the timeouts of what was waited for
     engines: dict[str, FakeEngine] = field(default_factory=dict)
     KvikError = KvikError
+    SecretRequired = SecretRequired
     Layout = FakeLayout
     Ticket = FakeTicket
     Read = FakeRead

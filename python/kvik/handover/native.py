@@ -141,6 +141,7 @@ class Native(Protocol):
     """The module `kvik`."""
 
     KvikError: type[Exception]
+    SecretRequired: type[Exception]
 
     def Read(  # noqa: N802
         self,

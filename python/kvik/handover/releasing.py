@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from kvik.handover.native import Content, Engine, Native, Transfer
+from kvik.handover.native import Content, Engine, Native, Ticket, Transfer
 
 logger = logging.getLogger("kvik.handover")
 
@@ -42,14 +42,21 @@ class Giving:
 
 
 class Releasing:
-    """The releases of one rank. deadline: seconds, of those that say no other; count: adds to a sum."""
+    """The releases of one rank. deadline: seconds, of those that say no other; ticket: reads the text of one;
+    count: adds to a sum."""
 
     def __init__(
-        self, native: Native, engine: Engine, deadline: float, count: Callable[[str, int], None]
+        self,
+        native: Native,
+        engine: Engine,
+        deadline: float,
+        ticket: Callable[[str], Ticket],
+        count: Callable[[str, int], None],
     ) -> None:
         self._native = native
         self._engine = engine
         self._deadline = deadline
+        self._ticket = ticket
         self._count = count
         self._waiting: deque[Giving] = deque()
         self._open: list[tuple[Giving, Transfer]] = []
@@ -86,7 +93,7 @@ class Releasing:
             ticket, readers, content = giving.due
             try:
                 transfer = self._engine.release(
-                    self._native.Ticket(ticket), deadline=giving.deadline, readers=readers,
+                    self._ticket(ticket), deadline=giving.deadline, readers=readers,
                     tag=giving.request_id, content=content,
                 )  # fmt: skip
             except self._native.KvikError as error:

@@ -38,6 +38,7 @@ from kvik.handover.native import (
     PartRead,
     Region,
     Report,
+    Ticket,
     error_code,
 )
 from kvik.handover.near import Choice, Spot, choose
@@ -54,6 +55,7 @@ from kvik.handover.protocol import (
 from kvik.handover.releasing import Due, Releasing
 from kvik.handover.report import LoadRecord, NicRecord, ReportFile, SendRecord, in_log, loaded
 from kvik.handover.streaming import Division
+from kvik.handover.tickets import read_ticket
 
 logger = logging.getLogger("kvik.handover")
 
@@ -130,8 +132,9 @@ class WorkerSide:
         engine = self._native.Engine(**options | nics.options())
         self._engine = engine
         self._releasing = Releasing(
-            self._native, engine, self._config.release_deadline, lambda name, by: self.stats.count(name, by)
-        )
+            self._native, engine, self._config.release_deadline, self._ticket,
+            lambda name, by: self.stats.count(name, by),
+        )  # fmt: skip
         self._region = memories[0].region(engine)
         self._stream = stream or self._stream
         self._layouts = [memory.layout(self._native) for memory in memories]
@@ -344,6 +347,10 @@ class WorkerSide:
             content=content,
         )
 
+    def _ticket(self, text: str) -> Ticket:
+        """A ticket of an offer, as of `read_ticket`."""
+        return read_ticket(self._native, text, bool(self._config.secret or self._config.tls))
+
     def _wanted(self, own: Own, rank: int) -> Content:
         """The content that a request has a right to on a prefill rank."""
         return self._native.Content(own.chain, own.parts[rank])
@@ -433,7 +440,7 @@ class WorkerSide:
                 slices=read.local_heads if apart else None,
                 parts=group.local.parts,
             ),
-            self._native.Ticket(group.tickets[read.rank]),
+            self._ticket(group.tickets[read.rank]),
             range(group.remote.first, group.remote.end),
             confirm=group.to_the_end,
             remote_layers=read.remote_layers,
