@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.python.fake_engine import FakeNative
-from tests.python.vllm_harness import Server, admit, offer, prompt, request
+from tests.python.vllm_harness import Server, Status, admit, offer, prompt, request
 
 STRANGERS = ["203.0.113.9:7400", "[2001:db8::9]:7400"]
 
@@ -63,3 +63,14 @@ def test_who_proves_itself_or_is_on_this_host_is_asked(
     assert d.step().received == {"d-1"}
     assert d.values(5) == {1}
     assert p.step().sent == {"p-1"}
+
+
+@pytest.mark.parametrize("params", ["do_remote_prefill", 7, 0.5, ["kvik"]])
+def test_what_is_no_object_is_no_parameters(kvik_vllm: ModuleType, native: FakeNative, params: Any) -> None:
+    """vLLM merges a request's `vllm_xargs` into what connectors get. An error here ends its server."""
+    server = Server(kvik_vllm, native, "kv_both")
+    done = request("r-1", prompt(8), params)
+    assert admit(server, done, [1, 2]) == 0
+    server.step()
+    done.num_computed_tokens, done.status = 8, Status.FINISHED_LENGTH_CAPPED
+    assert server.scheduler.request_finished_all_groups(done, ([1, 2],)) == (False, None)

@@ -215,6 +215,13 @@ class Handover:
         }
 
 
+def params_of(request: Any) -> Mapping[str, Any]:
+    """A request's `kv_transfer_params`; empty where it has none, or what is no object: where vLLM merges what
+    clients say for connectors (`vllm_xargs`), that can be any text or number."""
+    params = request.kv_transfer_params
+    return params if isinstance(params, Mapping) else {}
+
+
 def decode(params: Mapping[str, Any]) -> Handover:
     """Read what a prefill server offered; `RefusedError` says what cannot be read."""
     ours = params.get("kvik")

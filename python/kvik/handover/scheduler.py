@@ -61,6 +61,7 @@ from kvik.handover.protocol import (
     Send,
     StepPlan,
     Unwanted,
+    params_of,
     server_shapes,
 )
 from kvik.handover.pulls import Phase, Pull
@@ -322,7 +323,6 @@ class SchedulerSide:
     def _ended(self, request: Any, block_ids: Sequence[Sequence[int]]) -> tuple[bool, dict[str, Any] | None]:
         note = self._drop_pull(request)
         self._unbegun.discard(request.request_id)
-        params = request.kv_transfer_params
         if self._sendings is not None and request.request_id in self._sendings:
             ended = self._sendings.end(request.request_id)
             if ended.whole and request.status.name in HANDED_OVER:
@@ -330,7 +330,7 @@ class SchedulerSide:
                 return False, {"kvik": self._sendings.answer()}
             if ended.sending.planned:
                 self._plan.revokes.append(request.request_id)
-        if not self._identity.is_producer or not params or not params.get("do_remote_decode"):
+        if not self._identity.is_producer or not params_of(request).get("do_remote_decode"):
             return False, None if note is None else {"kvik": note}
         num_tokens = min(request.num_computed_tokens, request.num_prompt_tokens)
         if request.status.name not in HANDED_OVER or num_tokens < 1 or not self._ranks:
@@ -364,7 +364,7 @@ class SchedulerSide:
         be, it is offered when it has ended. False: not yet, its adapter is being read."""
         if self._sendings is None or request.request_id in self._sendings:
             return True
-        if streaming.asks(request.kv_transfer_params) and not self._contents.adapters.settled(request):
+        if streaming.asks(params_of(request)) and not self._contents.adapters.settled(request):
             self._unbegun.add(request.request_id)
             return False
         self._unbegun.discard(request.request_id)
@@ -415,7 +415,7 @@ class SchedulerSide:
             firsts=tuple(firsts),
             expires_in=self._expiry_s,
         ).encode([send.blocks for send in groups])
-        if self._sendings is not None and streaming.asks(request.kv_transfer_params):
+        if self._sendings is not None and streaming.asks(params_of(request)):
             params["kvik"] |= self._sendings.answer()
         return params
 
@@ -449,8 +449,8 @@ class SchedulerSide:
         """The pull of a request, read from its parameters at first sight; None without an offer."""
         request_id: str = request.request_id
         pull = self._pulls.get(request_id)
-        params = request.kv_transfer_params
-        if pull is None and self._identity.is_consumer and params and params.get("do_remote_prefill"):
+        params = params_of(request)
+        if pull is None and self._identity.is_consumer and params.get("do_remote_prefill"):
             try:
                 asked = streaming.asked(params)
                 if asked is None or asked.seed is None:

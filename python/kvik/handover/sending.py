@@ -22,7 +22,14 @@ from typing import Any, Protocol
 
 from kvik.handover import digest, streaming
 from kvik.handover.holding import HeldBlocks
-from kvik.handover.protocol import LINK_BYTES, PROTOCOL_VERSION, KvShape, RefusedError, SegmentSend
+from kvik.handover.protocol import (
+    LINK_BYTES,
+    PROTOCOL_VERSION,
+    KvShape,
+    RefusedError,
+    SegmentSend,
+    params_of,
+)
 from kvik.handover.streaming import Division, grant_id, part_bytes, stream_id
 
 logger = logging.getLogger("kvik.handover")
@@ -99,8 +106,8 @@ class Sendings:
     def begin(self, request: Any, chain: Callable[[], bytes], check: Callable[[], None]) -> None:
         """A request has arrived; `chain` makes the content of its prompt, `check` as of `Sending`.
         `RefusedError` says why one that is to be handed over in parts is not."""
-        params = request.kv_transfer_params
-        asked = streaming.asked(params) if params and params.get("do_remote_decode") else None
+        params = params_of(request)
+        asked = streaming.asked(params) if params.get("do_remote_decode") else None
         if asked is None or asked.seed is None:
             return
         if digest.canonical(asked.template) != digest.canonical(self.template):

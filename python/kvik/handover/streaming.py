@@ -98,10 +98,10 @@ class Asked:
     template: Mapping[str, Any] | None = None
 
 
-def asked(params: Mapping[str, Any] | None) -> Asked | None:
+def asked(params: Mapping[str, Any]) -> Asked | None:
     """What the parameters of a request ask for; None where they say nothing of streaming. `RefusedError`
     where it cannot be read."""
-    ours = (params or {}).get("kvik")
+    ours = params.get("kvik")
     stream = ours.get("stream") if isinstance(ours, Mapping) else None
     if stream is None:
         return None
@@ -118,9 +118,9 @@ def asked(params: Mapping[str, Any] | None) -> Asked | None:
     return Asked(read, template)
 
 
-def asks(params: Mapping[str, Any] | None) -> bool:
+def asks(params: Mapping[str, Any]) -> bool:
     """Whether a request wants to be told the template."""
-    ours = (params or {}).get("kvik")
+    ours = params.get("kvik")
     return isinstance(ours, Mapping) and ours.get("stream") is not None
 
 
