@@ -74,3 +74,17 @@ def test_what_is_no_object_is_no_parameters(kvik_vllm: ModuleType, native: FakeN
     server.step()
     done.num_computed_tokens, done.status = 8, Status.FINISHED_LENGTH_CAPPED
     assert server.scheduler.request_finished_all_groups(done, ([1, 2],)) == (False, None)
+
+
+@pytest.mark.parametrize("field", ["namespace", "digest", "dtype"])
+def test_a_refusal_is_one_line_of_the_log(
+    pair: tuple[Server, Server], caplog: pytest.LogCaptureFixture, field: str
+) -> None:
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    ours = params["kvik"] if field in params["kvik"] else params["kvik"]["shapes"][0]
+    ours[field] = "x\nkvik: forged"
+    assert admit(d, request("d-1", prompt(8), params), [5, 6]) == 0
+    (said,) = {text for record in caplog.records if "is recomputed" in (text := record.getMessage())}
+    assert "forged" in said
+    assert "\n" not in said

@@ -114,10 +114,10 @@ def loaded(
     )
 
 
-def in_log(request_id: str) -> str:
-    """The prefill side's request id for a line of a log, as that side's log has it. It came through clients:
-    what is not printable, such as the end of a line, is escaped."""
-    return request_id if request_id.isprintable() else ascii(request_id)
+def in_log(text: str) -> str:
+    """What came through clients for a line of a log, such as the prefill side's request id, which is as that
+    side's log has it. What is not printable, such as the end of a line, is escaped."""
+    return text if text.isprintable() else ascii(text)
 
 
 class ReportFile:

@@ -535,7 +535,7 @@ class SchedulerSide:
             remote_request_id = pull.handover.remote_request_id
         logger.warning(
             "kvik: request %s, with KV of prefill's request %s, is recomputed (%s): %s", request_id,
-            in_log(remote_request_id or "?"), refused.code, refused,
+            in_log(remote_request_id or "?"), refused.code, in_log(str(refused)),
         )  # fmt: skip
         self.counters[f"recomputed_{refused.code}"] += 1
         self._report.write(LoadRecord(request_id, remote_request_id, "recomputed", refused.code, None))
