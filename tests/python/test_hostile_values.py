@@ -107,6 +107,14 @@ def test_offers_of_a_prefill_server_are_read_or_refused() -> None:
     assert ROUNDS // 4 < len(refused) < ROUNDS, f"{len(refused)} were refused: the changes test nothing"
 
 
+def test_text_that_no_engine_can_read_is_refused() -> None:
+    """Half of a character, which JSON can have and UTF-8 cannot."""
+    for params in offered():
+        params["kvik"]["tickets"][0]["ticket"] = "kvik1.\ud800"
+        with pytest.raises(RefusedError, match="'ticket'"):
+            decode(params)
+
+
 def read_text(folder: Path, data: bytes) -> Trace:
     """A recording of these bytes."""
     path = folder / "trace.jsonl"

@@ -303,9 +303,11 @@ def integer(raw: Mapping[str, Any], key: str, low: int, high: int) -> int:
 
 def _text(raw: Mapping[str, Any], key: str, longest: int) -> str:
     value = raw.get(key)
-    if not isinstance(value, str) or not 0 < len(value) <= longest:
+    text = value if isinstance(value, str) else ""
+    # JSON can have half a character, and UTF-8, in which an engine reads a ticket, cannot.
+    if not 0 < len(text) <= longest or text.encode(errors="ignore").decode() != text:
         raise RefusedError("params_invalid", f"kv_transfer_params field {key!r} is {str(value)[:80]!r}")
-    return value
+    return text
 
 
 # Plans of one engine step, scheduler process to workers. Ranks are counted as in `KvShape.ranks`.
