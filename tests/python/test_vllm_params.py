@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import random
 from types import ModuleType
 from typing import Any
 
 import pytest
 
 from tests.python.fake_engine import FakeNative
-from tests.python.vllm_harness import Server, Status, admit, offer, prompt, request
+from tests.python.peers import random_seed
+from tests.python.vllm_harness import (
+    VERSIONS,
+    FullAttentionSpec,
+    Server,
+    SlidingWindowSpec,
+    Status,
+    admit,
+    offer,
+    prompt,
+    request,
+)
 
 STRANGERS = ["203.0.113.9:7400", "[2001:db8::9]:7400"]
 
@@ -88,3 +100,73 @@ def test_a_refusal_is_one_line_of_the_log(
     (said,) = {text for record in caplog.records if "is recomputed" in (text := record.getMessage())}
     assert "forged" in said
     assert "\n" not in said
+
+
+ROUNDS = 400
+MIXED = (FullAttentionSpec, SlidingWindowSpec)
+THEIRS, OURS = ([1, 2, 3, 4], [9, 10, 11, 12]), ([5, 6, 7, 8], [0, 0, 13, 14])
+NUMBERS = ("layers", "kv_heads", "content", "tp", "heads", "block_tokens", "block_bytes", "window")
+STAGES = ([1, 2], [2, 1], [1, 1, 1], [2, 2], [3])
+
+
+def twist(params: dict[str, Any], die: random.Random) -> dict[str, Any]:
+    """An offer with up to three changes of what it says of ranks, layers and blocks."""
+    ours = params["kvik"]
+    for _ in range(die.randint(1, 3)):
+        shape, ticket = die.choice(ours["shapes"]), die.choice(ours["tickets"])
+        number, place = die.choice(NUMBERS), die.choice(("group", "tp", "pp"))
+        match die.randrange(8):
+            case 0:
+                shape[number] = die.choice((shape[number] * 2, shape[number] // 2, shape[number] + 1))
+            case 1:
+                shape["stages"] = die.choice(STAGES)
+            case 2:
+                shape |= {"tp": 2, "heads": 1, "block_bytes": shape["block_bytes"] // 2}
+            case 3:
+                ours["tickets"].append(ticket | {place: die.randrange(3)})
+            case 4:
+                ticket[place] = die.randrange(3)
+            case 5:
+                ticket["ticket"] = die.choice(ours["tickets"])["ticket"]
+            case 6:
+                ours["firsts"] = [die.randrange(4) for _ in ours["firsts"]]
+            case 7:
+                params["remote_num_tokens"] = die.randint(1, 15)
+    return params
+
+
+@pytest.mark.parametrize("kvik_vllm", VERSIONS[-1:], indirect=True)
+@pytest.mark.parametrize("kinds", [MIXED[:1], MIXED], ids=["one group", "two groups"])
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_is_twisted_brings_the_right_kv_or_none(
+    kvik_vllm: ModuleType, native: FakeNative, kinds: tuple[type, ...], asked: bool
+) -> None:
+    """asked: vLLM asks for a load of the request; it may as well have been aborted before."""
+    die, came = random.Random(random_seed()), 0
+    p, d = (Server(kvik_vllm, native, role, kinds=kinds) for role in ("kv_producer", "kv_consumer"))
+    theirs, ours = THEIRS[: len(kinds)], OURS[: len(kinds)]
+    right = dict(
+        zip((5, 6, 7, 8, 13, 14)[: 2 + 2 * len(kinds)], ({1}, {2}, {3}, {4}, {11}, {12}), strict=False)
+    )
+    for number in range(ROUNDS):
+        params = twist(offer(p, prompt(14), theirs, request_id=f"p-{number}"), die)
+        p.step()
+        for block in right:
+            d.fill(block, 255)
+        wanted = request(f"d-{number}", prompt(14), params)
+        d.arrive(wanted)
+        external = admit(d, wanted, ours) if asked else 0
+        first = d.step()
+        native.now += 1000  # what waits for a grant that there is not, or for its reader, has waited for it
+        second = d.step()
+        bad = first.invalid | second.invalid | first.failed | second.failed
+        assert first.received | second.received == ({wanted.request_id} if external else set())
+        if external == 14 and not bad:
+            came += 1
+            assert {block: d.values(block) for block in right} == right
+        wanted.status = Status.FINISHED_ABORTED
+        assert not d.scheduler.request_finished_all_groups(wanted, ours)[0]
+        for server in (d, p, p):
+            server.step()
+        assert not p.pool.used()
+    assert not asked or came > ROUNDS // 50, f"{came} have come: the changes leave nothing whole"
