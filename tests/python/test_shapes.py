@@ -331,6 +331,9 @@ def test_command(tmp_path: Path) -> None:
         assert any(name in line and f"{size:,}" in line for line in everything.stdout.splitlines())
     seven = kvik_shapes("--tp", "7").stdout
     assert "Left out: qwen2.5-7b" in seven
+    without = kvik_shapes("--tp", "7", "--json")
+    assert json.loads(without.stdout) == []
+    assert "Left out: qwen2.5-7b" in without.stderr
     (row,) = json.loads(kvik_shapes(str(tmp_path), "--tp", "4", "--page-tokens", "32", "--json").stdout)
     assert (row["heads"], row["token_bytes"], row["page_bytes"]) == (1, 3 * 16 * 2, 32 * 3 * 16 * 2)
     wrong = kvik_shapes("llama")

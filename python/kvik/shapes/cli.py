@@ -54,7 +54,9 @@ def shapes(models: tuple[str, ...], tp: int, page_tokens: int, dtype: str | None
     if as_json:
         click.echo(json.dumps(rows, indent=2))
     else:
-        _print(rows, cannot)
+        _print(rows)
+    for reason in cannot:
+        click.echo(f"Left out: {reason}", err=as_json)
 
 
 def _row(shape: ModelShape, tp: int, page_tokens: int) -> dict[str, Any]:
@@ -77,7 +79,7 @@ def _row(shape: ModelShape, tp: int, page_tokens: int) -> dict[str, Any]:
     }
 
 
-def _print(rows: list[dict[str, Any]], cannot: list[str]) -> None:
+def _print(rows: list[dict[str, Any]]) -> None:
     console = Console(soft_wrap=True)
     console.width = max(console.width, _TABLE_WIDTH)
     if rows:
@@ -101,5 +103,3 @@ def _print(rows: list[dict[str, Any]], cannot: list[str]) -> None:
                 f"{row['context_bytes'] / 2**30:.2f}",
             )
         console.print(grid)
-    for reason in cannot:
-        console.print(f"Left out: {reason}", markup=False, highlight=False)
