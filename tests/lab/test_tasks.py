@@ -278,6 +278,12 @@ def test_commands_run_as_in_one_shell(runs: Runs) -> None:
     assert runs.lines() == ["one:x y", "two:x y", str(runs.folder / "sub"), "two", "lines", "none"]
 
 
+def test_a_command_may_be_one_of_kvik(runs: Runs) -> None:
+    """It refuses variables that begin with KVIK_ and are none of its options: those of a task are not."""
+    runs.write(task("1", f"{sys.executable} -m kvik.cli config engine --json >> {{{{OUT}}}}/out 2>&1"))
+    assert runs.run() == {"1": "success"}, runs.lines()
+
+
 def test_a_run_stops_at_the_first_failure_and_resumes_there_with_its_variables(runs: Runs) -> None:
     runs.write(
         task("1", "export A=kept", "echo 1 >> {{OUT}}/out"),

@@ -16,8 +16,9 @@ from pathlib import Path
 from kvik_lab.errors import LabError
 from kvik_lab.tasks.state import Shell
 
-MARK = "KVIK_TASK"
-"""The environment variable by which the processes of one command know each other."""
+MARK = "_KVIK_TASK"
+"""The environment variable by which the processes of one command know each other. It does not begin with
+KVIK_, or whatever a command starts of kvik would refuse it as an option that there is not."""
 
 # allexport: what a command assigns is there for the next one, as in one shell. The trap also runs on `exit`.
 _WRAPPER = """\
