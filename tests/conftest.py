@@ -54,9 +54,9 @@ _unexpected: list[str] = []
 
 # What the build and the tests themselves set. Any other variable of kvik, and a configuration file, would
 # change the engines under test.
-_OWN_VARIABLES = re.compile(r"KVIK_(TEST_\w+|LAB_FULL|SCHEDULES|SEED|SITE|SKIPS_FILE|UV)")
+OWN_VARIABLES = re.compile(r"KVIK_(TEST_\w+|SCHEDULES|SEED)")
 for _name in [name for name in os.environ if name.startswith("KVIK_")]:
-    if not _OWN_VARIABLES.fullmatch(_name):
+    if not OWN_VARIABLES.fullmatch(_name):
         del os.environ[_name]
 os.environ["KVIK_CONFIG"] = os.devnull
 
@@ -92,7 +92,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def note(name: str, reason: str) -> None:
     """Say at the end of `make test` that something was left out."""
-    file = os.environ.get("KVIK_SKIPS_FILE")
+    file = os.environ.get("KVIK_TEST_SKIPS_FILE")
     if file:
         with Path(file).open("a") as out:
             out.write(json.dumps({"name": name, "reason": reason}) + "\n")

@@ -16,7 +16,7 @@ from kvik_lab.infer.table import Starts
 from tests.lab import decisions_truth as truth
 
 SEED = 20_261_125
-PAGES = 2000 if os.environ.get("KVIK_LAB_FULL") else 250
+PAGES = 2000 if os.environ.get("KVIK_TEST_LAB_FULL") else 250
 SAMPLE = (truth.DESIGNS[0], truth.DESIGNS[2], truth.DESIGNS[4])
 
 

@@ -11,7 +11,7 @@ import pytest
 from kvik_lab.infer.power import Spread
 from tests.lab import inference_truth as truth
 
-_MORE = 10 if os.environ.get("KVIK_LAB_FULL") else 1
+_MORE = 10 if os.environ.get("KVIK_TEST_LAB_FULL") else 1
 SEED = 20_261_122
 
 

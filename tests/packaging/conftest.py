@@ -58,7 +58,7 @@ def _only(pattern: str) -> Path:
 
 
 def _install(home: Path, *what: object) -> None:
-    uv = os.environ["KVIK_UV"]
+    uv = os.environ["KVIK_TEST_UV"]
     run(uv, "venv", "--no-project", "--python", sys.executable, home)
     install = [uv, "pip", "install", "--python", home / "bin" / "python", "--no-verify-hashes"]
     run(*install, "--constraint", PINS, *what)

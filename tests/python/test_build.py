@@ -1,9 +1,14 @@
 """What `make` does before and beside its stages: names of stages, caches, registries that say no."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
+
+from kvik.config import variables
+from kvik.config.tables import all_options
+from tests import conftest
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -61,6 +66,18 @@ def test_the_stages_that_are_named_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "run_stages", run)
     assert targets.main(["test", "rust", "lint"]) == 0
     assert ran == ["lint", "rust"]
+
+
+def test_the_variables_of_builds_and_tests_get_there() -> None:
+    """The conftest takes all others of kvik away, and each part of kvik refuses what it does not know."""
+    read = re.compile(r'environ(?:\.get\(|\[)"(KVIK_\w+)"')
+    sources = [*(ROOT / "tests").rglob("*.py"), ROOT / "tools" / "kvikbuild" / "targets.py"]
+    names = {name for source in sources for name in read.findall(source.read_text())}
+    assert {"KVIK_TEST_SEED", "KVIK_TEST_LAB_KILLS", "KVIK_SCHEDULES"} <= names
+    options = all_options().values()
+    names -= {option.variable for option in options} | {"KVIK_CONFIG"}
+    assert [name for name in sorted(names) if not conftest.OWN_VARIABLES.fullmatch(name)] == []
+    assert variables.unknown(names, options) == []
 
 
 PIN = "sha256:00c8e403f1a7d2"

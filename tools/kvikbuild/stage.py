@@ -23,7 +23,7 @@ from kvikbuild.paths import LOGS, ROOT
 Output = Literal[
     "log", "both", "terminal"
 ]  # both: log and terminal; terminal: the terminal itself, for live tables
-SKIPS_FILE = "KVIK_SKIPS_FILE"
+SKIPS_FILE = "KVIK_TEST_SKIPS_FILE"
 SHOWN_ON_FAILURE = 400  # lines; the log file has all of them
 SHOWN_LAST = 12  # lines of it once more at the very end, all that some readers of a long output see
 

@@ -88,7 +88,7 @@ def wheel(context: Context) -> None:
 
 def packaging(context: Context) -> None:
     """The wheels as a stranger gets them."""
-    _pytest(context, "dev", "tests/packaging", {"KVIK_UV": str(uv(context)), **uv_env()})
+    _pytest(context, "dev", "tests/packaging", {"KVIK_TEST_UV": str(uv(context)), **uv_env()})
 
 
 def python(context: Context, small: bool = False) -> None:
@@ -172,15 +172,15 @@ def soak_faults(context: Context) -> None:
 
 
 def soak_lab(context: Context) -> None:
-    """A study whose controller is killed at 20 random moments, and resumed (KVIK_LAB_KILLS: how often)."""
-    kills = {"KVIK_LAB_KILLS": os.environ.get("KVIK_LAB_KILLS", "20")}
+    """A study whose controller is killed at random moments, and resumed (KVIK_TEST_LAB_KILLS: how often)."""
+    kills = {"KVIK_TEST_LAB_KILLS": os.environ.get("KVIK_TEST_LAB_KILLS", "20")}
     _pytest(context, "dev", "tests/lab/run", kills, more=["-v", "-s", "-k", "killed"])
 
 
 def soak_params(context: Context) -> None:
-    """Decode servers under whoever sends `kv_transfer_params` (KVIK_PARAMS: how many, KVIK_SEED)."""
+    """Decode servers under whoever sends `kv_transfer_params` (KVIK_TEST_PARAMS: how many, KVIK_SEED)."""
     argv = [overlay_env(context, "vllm"), "-m", "tests.vllm.params"]
-    argv += ["--count", os.environ.get("KVIK_PARAMS", "500")]
+    argv += ["--count", os.environ.get("KVIK_TEST_PARAMS", "500")]
     if seed := os.environ.get("KVIK_SEED"):
         argv += ["--seed", seed]
     context.run(argv)

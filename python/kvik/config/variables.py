@@ -9,9 +9,10 @@ from kvik.config import file
 from kvik.config.schema import ENGINE_SECTION, PREFIX, Option
 from kvik.config.words import option_meant, shown, slip
 
-OTHERS = frozenset({file.VARIABLE, "KVIK_SCHEDULES", "KVIK_SEED", "KVIK_SITE", "KVIK_SKIPS_FILE", "KVIK_UV"})
-"""Names that are no options: the configuration file, and what kvik's own build and tests use."""
+OTHERS = frozenset({file.VARIABLE, "KVIK_SCHEDULES", "KVIK_SEED"})
+"""Names that are no options: the configuration file, and what kvik's simulator takes."""
 TESTS = "KVIK_TEST_"
+"""What the names of all others begin with that kvik's own build and tests use."""
 
 # What Kubernetes sets in every container for a service whose name begins with `kvik`; for `kvik-router` it is
 # KVIK_ROUTER_PORT=tcp://10.0.0.1:8000. See "Environment variables" of its documentation of services.

@@ -183,8 +183,8 @@ def test_a_split_plot_keeps_the_hard_levels_of_a_start_and_beats_random_grouping
 
 
 def test_the_search_finds_the_true_optimum_of_many_random_sets() -> None:
-    goals = GOALS.values() if os.environ.get("KVIK_LAB_FULL") else [GOALS["I"]]
-    for seed in range(40 if os.environ.get("KVIK_LAB_FULL") else 2):
+    goals = GOALS.values() if os.environ.get("KVIK_TEST_LAB_FULL") else [GOALS["I"]]
+    for seed in range(40 if os.environ.get("KVIK_TEST_LAB_FULL") else 2):
         rng = np.random.default_rng(1000 + seed)
         candidates = np.column_stack([np.ones(9), rng.normal(size=(9, 3))])
         for goal in goals:

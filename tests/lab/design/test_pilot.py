@@ -21,7 +21,7 @@ from kvik_lab.design.pilot import (
 )
 from kvik_lab.errors import LabError
 
-EXPERIMENTS = 2000 if os.environ.get("KVIK_LAB_FULL") else 150
+EXPERIMENTS = 2000 if os.environ.get("KVIK_TEST_LAB_FULL") else 150
 
 
 def simulate(

@@ -122,7 +122,7 @@ def test_what_cannot_be_estimated_has_no_power() -> None:
 
 @pytest.mark.parametrize(("delta", "seed"), [(0.0, 1), (1.5, 2)])
 def test_simulated_experiments_find_an_effect_as_often_as_planned(delta: float, seed: int) -> None:
-    experiments = 40_000 if os.environ.get("KVIK_LAB_FULL") else 4000
+    experiments = 40_000 if os.environ.get("KVIK_TEST_LAB_FULL") else 4000
     model = build_model("mode/transport * (tokens + concurrency)", nested_factors())
     matrix, starts = replicated(4)
     contrast = parse_contrast("transport", model)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from kvik_lab.physics.data import Samples
 
 Floats = npt.NDArray[np.float64]
-FULL = os.environ.get("KVIK_LAB_FULL") == "1"
+FULL = os.environ.get("KVIK_TEST_LAB_FULL") == "1"
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from kvik_lab.observe import engines_of
 from kvik_lab.run.execute import together, told_twice
 from tests.lab.gates.scene import finding
 from tests.lab.run.studies import PLAIN, SMALL, finish, processes, records, run, start, wait_for, written
+from tests.python.peers import random_seed
 
 STATED = """
 study: stated
@@ -49,7 +50,7 @@ run:
   load: {requests: 58, prompt: {tokens: 96, output: 4, unique: none}}
   stated: {store_hit_share: 0.833}
 """
-KILLS = int(os.environ.get("KVIK_LAB_KILLS", "0"))  # of a longer study: `make soak`
+KILLS = int(os.environ.get("KVIK_TEST_LAB_KILLS", "0"))  # of a longer study: `make soak`
 
 
 @pytest.mark.timeout(300)
@@ -94,8 +95,7 @@ def test_a_study_from_its_plan_to_its_verdicts(tmp_path: Path) -> None:
 def test_interrupted_and_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     """Ctrl-C leaves nothing, and says how to go on. Whenever the controller is killed, no run is lost or
     counted twice, and no process is left."""
-    seed = int(os.environ.get("KVIK_LAB_SEED", random.SystemRandom().randrange(10**6)))
-    print(f"seed {seed}")
+    seed = random_seed()
     rng = random.Random(seed)
     study, planned = (written(tmp_path), 8) if KILLS else (written(tmp_path, PLAIN), 2)
     out = tmp_path / "out"

@@ -24,6 +24,7 @@ from kvik_lab.tracking.form import Entry, entries, seen
 from tests.lab.run.studies import PLAIN, SMALL, finish, records, wait_for, written
 from tests.lab.tracking.journals import State, expected, formed, journal, record, state
 from tests.lab.tracking.server import Server
+from tests.python.peers import random_seed
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +66,7 @@ def test_a_server_that_is_killed_in_the_midst_of_a_study_and_started_again(
     server: Server, tmp_path: Path
 ) -> None:
     """Every run and every point is there, once, and the study went on meanwhile."""
-    seed = int(os.environ.get("KVIK_LAB_SEED", random.SystemRandom().randrange(10**6)))
-    print(f"seed {seed}")
+    seed = random_seed()
     study, out, client = written(tmp_path, SMALL), tmp_path / "out", connect(server.uri)
     controller = start(study, out, server.uri)
     try:
