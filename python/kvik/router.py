@@ -16,7 +16,6 @@ from typing import Protocol, cast
 
 import click
 
-import kvik
 from kvik import logs, signals
 from kvik.config import ROUTER, flags
 
@@ -146,12 +145,8 @@ def router() -> None:
 def serve(**given: object) -> None:
     """Serve the OpenAI completions API from prefill and decode engines."""
     options = RouterOptions(**flags.chosen(ROUTER, given))
-    try:
+    with flags.telling(OSError):
         running = start(options)
         cut = run_until_signalled(running, lambda: click.echo(f"listening on http://{running.address}"))
-        if cut:
-            raise click.ClickException(f"{cut} request(s) were cut off before they were finished")
-    except kvik.InvalidArgument as error:
-        raise click.UsageError(str(error)) from error
-    except (kvik.KvikError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+    if cut:
+        raise click.ClickException(f"{cut} request(s) were cut off before they were finished")

@@ -36,7 +36,7 @@ from kvik.bench.errors import BenchError
 from kvik.bench.memory import Memory
 from kvik.bench.pages import PagePlan
 from kvik.bench.stream import StreamTarget
-from kvik.config import engine_arguments
+from kvik.config import engine_arguments, flags
 
 SECRET_VARIABLE = "KVIK_SECRET"  # noqa: S105 - the name of a variable, not a secret
 CLOSE_SECONDS = 5.0
@@ -49,10 +49,8 @@ _EXIT_SECONDS = 15.0
 
 def engine_secret(_ctx: click.Context, _option: click.Parameter, given: str | None) -> str | None:
     """The secret that an engine with this argument would have: the control connection demands the same."""
-    try:
+    with flags.telling():
         secret: str | None = engine_arguments({"secret": given})["secret"]
-    except kvik.InvalidArgument as error:
-        raise click.UsageError(str(error)) from error
     return secret
 
 

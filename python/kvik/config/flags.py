@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import click
@@ -10,7 +11,7 @@ import click
 from kvik.config.kinds import Choice, Flag
 from kvik.config.resolve import values
 from kvik.config.schema import Entry, Option
-from kvik.errors import InvalidArgument
+from kvik.errors import InvalidArgument, KvikError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -52,6 +53,19 @@ def chosen(entry: Entry, given: Mapping[str, Any]) -> dict[str, Any]:
         return values(entry, given)
     except InvalidArgument as error:
         raise click.UsageError(str(error)) from error
+
+
+@contextlib.contextmanager
+def telling(*others: type[Exception]) -> Iterator[None]:
+    """Errors of the block as a command tells them: InvalidArgument with status 2, as for a wrong flag; other
+    errors of kvik, and `others`, with status 1."""
+    failures: tuple[type[Exception], ...] = (KvikError, *others)
+    try:
+        yield
+    except InvalidArgument as error:
+        raise click.UsageError(str(error)) from error
+    except failures as error:
+        raise click.ClickException(str(error)) from error
 
 
 def _flag(option: Option) -> Callable[[_Command], _Command]:

@@ -7,7 +7,6 @@ import logging
 
 import click
 
-import kvik
 from kvik.config import EMULATOR, flags
 
 
@@ -27,10 +26,7 @@ def serve(**given: object) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
     options = Options(**flags.chosen(EMULATOR, given))
     try:
-        asyncio.run(run(options, lambda address: click.echo(f"listening on {address}")))
-    except kvik.InvalidArgument as error:
-        raise click.UsageError(str(error)) from error
-    except (kvik.KvikError, ReplicaError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+        with flags.telling(ReplicaError, OSError):
+            asyncio.run(run(options, lambda address: click.echo(f"listening on {address}")))
     except asyncio.CancelledError:
         raise click.ClickException("ended by a signal before it was up") from None

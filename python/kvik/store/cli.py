@@ -85,22 +85,18 @@ def serve(etcd: str | None, etcd_name: str | None, **given: Any) -> None:
         if size is not None and kept[tier] is None:
             raise click.UsageError(f"--{tier}-size goes with --{tier}")
     metrics = options.pop("metrics") or ()
-    try:
-        with contextlib.ExitStack() as until_closed, kvik.Engine(name="store", **options) as engine:
-            server = _native.StoreServer(engine, StoreOptions(tenants=tenants, **kept))
-            with scrape.serving(metrics, lambda: server.metrics() + engine.metrics()) as bound:
-                pages = "".join(f", metrics on http://{address}/metrics" for address in bound)
-                ready = f"kvik store serves on {' '.join(engine.addresses)}{pages}"
-                if etcd is not None:
-                    server.enter(etcd, etcd_name or engine.addresses[0])
-                signalled = until_closed.enter_context(signals.ending())
-                click.echo(ready)
-                signalled()
-            server.stop()
-    except kvik.InvalidArgument as error:
-        raise click.UsageError(str(error)) from error
-    except (kvik.KvikError, OSError) as error:
-        raise click.ClickException(str(error)) from error
+    closing = contextlib.ExitStack()
+    with flags.telling(OSError), closing as until_closed, kvik.Engine(name="store", **options) as engine:
+        server = _native.StoreServer(engine, StoreOptions(tenants=tenants, **kept))
+        with scrape.serving(metrics, lambda: server.metrics() + engine.metrics()) as bound:
+            pages = "".join(f", metrics on http://{address}/metrics" for address in bound)
+            ready = f"kvik store serves on {' '.join(engine.addresses)}{pages}"
+            if etcd is not None:
+                server.enter(etcd, etcd_name or engine.addresses[0])
+            signalled = until_closed.enter_context(signals.ending())
+            click.echo(ready)
+            signalled()
+        server.stop()
 
 
 @store.command()
@@ -127,28 +123,22 @@ def stat(address: str, interval: float, once: bool, as_json: bool, prometheus: b
     """
     if prometheus and (once or as_json):
         raise click.UsageError("--prometheus goes without --once and --json")
-    try:
-        with kvik.Engine(name="store-stat") as engine:
-            client = _native.StoreClient.connect(engine, [address], 1, None)
-            if prometheus:
-                click.echo(client.metrics(), nl=False)
-                return
-            watched = _watch(client, address, interval)
-            if as_json:
-                click.echo(json.dumps(next(watched).to_json(), indent=1))
-            elif once:
-                _console().print(view(next(watched)))
-            else:
-                with Live(console=_console(), auto_refresh=False) as live:
-                    live.update(f"store at {address}: looking for {interval:g} s", refresh=True)
-                    for now in watched:
-                        live.update(view(now), refresh=True)
-    except kvik.InvalidArgument as error:
-        raise click.UsageError(str(error)) from error
-    except kvik.KvikError as error:
-        raise click.ClickException(str(error)) from error
-    except KeyboardInterrupt:
-        return
+    interrupted = contextlib.suppress(KeyboardInterrupt)
+    with interrupted, flags.telling(), kvik.Engine(name="store-stat") as engine:
+        client = _native.StoreClient.connect(engine, [address], 1, None)
+        if prometheus:
+            click.echo(client.metrics(), nl=False)
+            return
+        watched = _watch(client, address, interval)
+        if as_json:
+            click.echo(json.dumps(next(watched).to_json(), indent=1))
+        elif once:
+            _console().print(view(next(watched)))
+        else:
+            with Live(console=_console(), auto_refresh=False) as live:
+                live.update(f"store at {address}: looking for {interval:g} s", refresh=True)
+                for now in watched:
+                    live.update(view(now), refresh=True)
 
 
 def _watch(client: _native.StoreClient, address: str, interval: float) -> Iterator[Figures]:

@@ -11,9 +11,9 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-import kvik
 from kvik import _native
 from kvik.bench.errors import BenchError
+from kvik.config import flags
 from kvik.store.bench import copies as measuring
 from kvik.store.bench import live, misses, models
 from kvik.store.bench.figures import GIB, markdown, text
@@ -81,12 +81,10 @@ def copies(
     """
     seed = int.from_bytes(os.urandom(4)) if seed is None else seed
     plan = measuring.Plan(blocks, rounds, threads, by_layer, seed, beside)
-    try:
+    with flags.telling(BenchError):
         shapes, over = models.chosen(names), _chosen(transports)
         within = [measuring.measure_copies(shape, plan) for shape in shapes]
         cells = [measuring.measure(shape, transport, plan) for transport in over for shape in shapes]
-    except (kvik.KvikError, BenchError) as error:
-        raise click.ClickException(str(error)) from error
     if as_json:
         click.echo(json.dumps(_told(plan, within, cells), indent=1))
         return
@@ -169,7 +167,13 @@ def _told(plan: measuring.Plan, within: list[measuring.Cell], cells: list[measur
 
 
 @bench.command(name="misses")
-@click.option("--model", default="qwen2.5-7b", show_default=True, help="Whose blocks, of 16 tokens each.")
+@click.option(
+    "--model",
+    type=click.Choice(list(models.MODELS)),
+    default="qwen2.5-7b",
+    show_default=True,
+    help="Whose blocks, of 16 tokens each.",
+)
 @click.option("--transport", type=click.Choice(_TRANSPORTS), default="local", show_default=True)
 @click.option("--prompts", type=click.IntRange(1), default=4, show_default=True)
 @click.option("--prompt-tokens", type=click.IntRange(1024, 16384), default=8192, show_default=True)
@@ -198,11 +202,9 @@ def pure_misses(
     in use for one step more.
     """
     seed = int.from_bytes(os.urandom(4)) if seed is None else seed
-    try:
-        (shape,) = models.chosen(model)
+    (shape,) = models.chosen(model)
+    with flags.telling():
         measured = misses.measure(shape, misses.Plan(transport, prompts, prompt_tokens, rate, seed))
-    except kvik.KvikError as error:
-        raise click.ClickException(str(error)) from error
     if as_json:
         told = {str(steps.tokens): steps.rounds.times for steps in measured}
         click.echo(json.dumps({"model": model, "transport": transport, "seconds": told}, indent=1))
@@ -235,11 +237,9 @@ def replay(trace: str, capacities: str, through: bool, as_json: bool) -> None:
     The trace has a JSON object a line, with the ids of a request's blocks in `hash_ids`. A hit is a block of
     the leading run of a request that is in the cache; rates are of all blocks of all requests.
     """
-    try:
+    with flags.telling():
         rows, (requests, references, blocks) = _native.replay_trace(trace, capacities)
         lived = {room: live.replayed(Path(trace), room) for room, _ in rows} if through else {}
-    except kvik.KvikError as error:
-        raise click.ClickException(str(error)) from error
     if as_json:
         told: dict[str, Any] = {"requests": requests, "references": references, "blocks": blocks}
         told["capacities"] = {str(room): dict(rates) for room, rates in rows}

@@ -8,6 +8,7 @@ import sys
 import click
 
 import kvik
+from kvik.config import flags
 from kvik.store.cli import DEFAULT_ADDRESS
 from kvik.store.doctor.rules import findings
 from kvik.store.doctor.show import finding_lines, survey_lines, to_json
@@ -52,15 +53,10 @@ def doctor(
     The exit status is 0 where nothing is wrong, 1 where something was found or no server answers, 2 where the
     command is wrong.
     """
-    try:
-        with kvik.Engine(name="store-doctor") as engine:
-            survey = examine(
-                engine, servers or (DEFAULT_ADDRESS,), copies=copies, max_blocks=max_blocks, deadline=deadline
-            )
-    except kvik.InvalidArgument as error:
-        raise click.UsageError(str(error)) from error
-    except kvik.KvikError as error:
-        raise click.ClickException(str(error)) from error
+    with flags.telling(), kvik.Engine(name="store-doctor") as engine:
+        survey = examine(
+            engine, servers or (DEFAULT_ADDRESS,), copies=copies, max_blocks=max_blocks, deadline=deadline
+        )
     found = findings(survey)
     if as_json:
         click.echo(json.dumps(to_json(survey, found), indent=1))
