@@ -329,6 +329,7 @@ class _Several(Kind):
     def _checked(self, parts: list[Any]) -> tuple[Any, ...]:
         if not parts:
             raise ValueError
+        self.to_text(parts).encode()  # as in Text
         return tuple(parts)
 
 
