@@ -374,11 +374,46 @@ def test_the_command_ends_with_2_when_something_is_wrong(tmp_path: Path) -> None
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{wrong}:2: channels is a whole number" in done.stderr
     assert command("config", "check", str(tmp_path / "none"), env={}).returncode == 2
-    # Values that are right one by one and not together; a variable has no say in what the file is.
+
+
+def test_a_file_is_checked_with_the_variables_that_are_set(tmp_path: Path) -> None:
+    """Values that are right one by one need not be so together, and some may be of variables."""
+    path = written(tmp_path, "[connector]\nexpiry = 400\n")
+    assert command("config", "check", path, env={}).returncode == 0
+    apart = "connector: max_expiry 300 is below expiry 400"
+    for env, said in (
+        ({"KVIK_CHANELS": "8"}, "did you mean KVIK_CHANNELS"),
+        ({"KVIK_CHANNELS": "80"}, "KVIK_CHANNELS: channels is a whole number"),
+        ({"KVIK_CONNECTOR_MAX_EXPIRY": "300"}, apart),
+        ({"KVIK_CONFIG": "/nonexistent", "KVIK_CONNECTOR_MAX_EXPIRY": "300"}, apart),
+    ):
+        done = command("config", "check", path, env=env)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.count(said) == 1, done.stderr
     apart = written(tmp_path, "[connector]\nexpiry = 700\n")
-    done = command("config", "check", apart, env={"KVIK_CHANELS": "8"})
+    assert command("config", "check", apart, env={}).returncode == 2
+    assert command("config", "check", apart, env={"KVIK_CONNECTOR_MAX_EXPIRY": "700"}).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "bench transfer --listen 127.0.0.1:0",
+        "emulator serve",
+        "router serve --prefill http://a:1 --decode http://a:2",
+        "selftest",
+        "store bench copies --blocks 2 --rounds 1",
+        "store bench misses --model qwen2.5-3b",
+        "store doctor",
+        "store serve",
+        "store stat",
+        "trace replay --listen 127.0.0.1:0",
+    ],
+)
+def test_a_command_that_makes_an_engine_ends_with_2_where_a_variable_is_wrong(words: str) -> None:
+    done = command(*words.split(), env={"KVIK_CHANELS": "4"})
     assert (done.returncode, done.stdout) == (2, "")
-    assert f"{apart}: connector: max_expiry 600 is below expiry 700" in done.stderr
+    assert "Error: KVIK_CHANELS: kvik has no such variable" in done.stderr
 
 
 def test_nothing_is_loaded_before_it_is_needed() -> None:

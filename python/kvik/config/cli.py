@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.text import Text
 from kvik.config import file as files
 from kvik.config.resolve import Setting, Surroundings, look_around, settings
 from kvik.config.schema import Entry
-from kvik.config.tables import ENTRIES, all_options
+from kvik.config.tables import ENTRIES
 from kvik.errors import InvalidArgument
 
 
@@ -58,19 +59,20 @@ for _entry in ENTRIES:
 @config.command()
 @click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 def check(path: Path) -> None:
-    """Check a configuration file, without using it."""
-    file = files.load(path, all_options())
-    problems = list(file.problems)
-    # Values may be right one by one and not together: only an entry point that takes them can tell.
-    around = Surroundings({}, file, ())
-    for entry in () if problems else ENTRIES:
+    """Check a configuration file as if KVIK_CONFIG named it: with all other variables as they are.
+
+    A variable counts before the file, and may be wrong itself, or not fit to what the file says.
+    """
+    around = look_around({**os.environ, files.VARIABLE: str(path)})
+    problems: list[str] = []
+    for entry in ENTRIES:
         try:
             settings(entry, around=around)
         except InvalidArgument as error:
-            problems.append(f"{path}: {error}")
+            problems += str(error).splitlines()
     if problems:
-        raise _Refused("\n".join(problems))
-    many = len(file.values)
+        raise _Refused("\n".join(dict.fromkeys(problems)))  # several entry points may take one option
+    many = len(around.file.values) if around.file else 0
     click.echo(f"{path}: {many} option{'' if many == 1 else 's'}, nothing wrong")
 
 
