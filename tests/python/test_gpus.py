@@ -192,6 +192,8 @@ def test_what_an_object_says_is_not_believed(cuda: Cuda) -> None:
         ({"shape": (256, 256), "strides": (512, 1)}, ("C-contiguous",)),
         ({"shape": (256, 128), "strides": (1, 256)}, ("C-contiguous",)),
         ({"shape": (256,), "strides": (-1,)}, ("C-contiguous",)),
+        ({"shape": (256,), "strides": (10**400,)}, ("C-contiguous",)),
+        ({"shape": [256]}, ("no tuple",)),
         ({"shape": (0,)}, ("at least one byte",)),
         ({"shape": (2**40, 2**40)}, ("larger than any memory",)),
         ({"shape": (1 << 40,)}, ("allocated",)),

@@ -11,35 +11,45 @@ use std::time::Duration;
 /// No time is longer; far more than the engine takes, and far less than what a clock can count.
 const MOST_SECONDS: f64 = 1e8;
 
-/// An integer where a number of at least 0 is wanted: anything with `__index__`, so NumPy's integers too. One that is no
-/// such number is kept as text, so that the error can name the argument: [`Natural::within`].
-pub struct Natural(Result<u64, String>);
+/// A number as it is given. One that is beyond all of its type is kept as text, so that the error can name the argument.
+pub struct Number<T>(Result<T, String>);
 
-impl FromPyObject<'_, '_> for Natural {
+/// An integer where a number of at least 0 is wanted: anything with `__index__`, so NumPy's integers too.
+pub type Natural = Number<u64>;
+
+/// Seconds: anything with `__float__` or `__index__`.
+pub type Seconds = Number<f64>;
+
+impl<T: for<'a, 'py> FromPyObject<'a, 'py, Error = PyErr>> FromPyObject<'_, '_> for Number<T> {
     type Error = PyErr;
 
-    fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Natural> {
-        match object.extract::<u64>() {
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<Number<T>> {
+        match object.extract::<T>() {
             Err(cause) if cause.is_instance_of::<PyOverflowError>(object.py()) => {
-                Ok(Natural(Err(shown(&object))))
+                Ok(Number(Err(shown(&object))))
             }
-            number => number.map(Natural::of),
+            number => number.map(Number::of),
         }
     }
 }
 
-impl Natural {
+impl<T> Number<T> {
     /// This number.
-    pub const fn of(number: u64) -> Natural {
-        Natural(Ok(number))
+    pub const fn of(number: T) -> Number<T> {
+        Number(Ok(number))
     }
+}
 
+fn given<T: ToString>(number: &Number<T>) -> String {
+    number.0.as_ref().map_or_else(String::clone, T::to_string)
+}
+
+impl Natural {
     /// The number in the type that its use needs.
     pub fn within<T: TryFrom<u64>>(&self, py: Python<'_>, name: &str) -> PyResult<T> {
         let fits = self.0.as_ref().ok().and_then(|number| T::try_from(*number).ok());
         fits.ok_or_else(|| {
-            let given = self.0.as_ref().map_or_else(String::clone, u64::to_string);
-            let most = u64::MAX >> (64 - 8 * size_of::<T>());
+            let (given, most) = (given(self), u64::MAX >> (64 - 8 * size_of::<T>()));
             let text = format!("{name}={given} is out of range: it takes a whole number from 0 to {most}");
             error(py, Code::InvalidArgument, text)
         })
@@ -68,15 +78,17 @@ pub fn size(name: &str, object: &Bound<'_, PyAny>) -> PyResult<u64> {
 }
 
 /// Seconds of at least 0, as a [`Duration`].
-pub fn seconds(py: Python<'_>, name: &str, value: f64) -> PyResult<Duration> {
-    Duration::try_from_secs_f64(value).ok().filter(|_| value <= MOST_SECONDS).ok_or_else(|| {
-        let text = format!("{name}={value} is no usable time: it takes seconds, from 0 to {MOST_SECONDS}");
+pub fn seconds(py: Python<'_>, name: &str, value: Seconds) -> PyResult<Duration> {
+    let usable = value.0.as_ref().ok().filter(|value| **value <= MOST_SECONDS);
+    usable.and_then(|value| Duration::try_from_secs_f64(*value).ok()).ok_or_else(|| {
+        let given = given(&value);
+        let text = format!("{name}={given} is no usable time: it takes seconds, from 0 to {MOST_SECONDS}");
         error(py, Code::InvalidArgument, text)
     })
 }
 
 /// Seconds where `None` means the default.
-pub fn maybe_seconds(py: Python<'_>, name: &str, value: Option<f64>) -> PyResult<Option<Duration>> {
+pub fn maybe_seconds(py: Python<'_>, name: &str, value: Option<Seconds>) -> PyResult<Option<Duration>> {
     value.map(|value| seconds(py, name, value)).transpose()
 }
 
@@ -142,6 +154,7 @@ fn shown(object: &Bound<'_, PyAny>) -> String {
     text.chars().take(40).collect()
 }
 
-fn wrong(py: Python<'_>, name: &str, given: &str, choices: &str) -> PyErr {
+/// The error of a word that is none of the choices.
+pub fn wrong(py: Python<'_>, name: &str, given: &str, choices: &str) -> PyErr {
     error(py, Code::InvalidArgument, format!("{name}={given:?} is unknown: choose {choices}"))
 }

@@ -1,6 +1,6 @@
 //! `kvik.Engine`.
 
-use crate::args::{self, Ends, Natural, maybe_seconds, seconds};
+use crate::args::{self, Ends, Natural, Seconds, maybe_seconds, seconds};
 use crate::buffers;
 use crate::content::PyContent;
 use crate::errors::OrRaise;
@@ -179,8 +179,8 @@ impl PyEngine {
     /// Raises InvalidArgument for an option that cannot be, or content that has not one link for each page (which are
     /// whole pages then), BufferInvalid for a write grant on read-only
     /// memory, RegionClosed, EngineClosed.
-    #[pyo3(signature = (pages, *, right="read", r#use=None, expiry=120.0, max_expiry=600.0, content=None,
-                        grant_id=None, after=None, tag=""),
+    #[pyo3(signature = (pages, *, right="read", r#use=None, expiry=Seconds::of(120.0),
+                        max_expiry=Seconds::of(600.0), content=None, grant_id=None, after=None, tag=""),
            text_signature = "($self, pages, *, right='read', use=1, expiry=120.0, max_expiry=600.0, \
                              content=None, grant_id=None, after=None, tag='')")]
     #[expect(clippy::too_many_arguments, reason = "they are Python's keyword arguments")]
@@ -190,8 +190,8 @@ impl PyEngine {
         pages: &Bound<'_, PyPageSet>,
         right: &str,
         r#use: Option<&Bound<'_, PyAny>>,
-        expiry: f64,
-        max_expiry: f64,
+        expiry: Seconds,
+        max_expiry: Seconds,
         content: Option<&Bound<'_, PyContent>>,
         grant_id: Option<&str>,
         after: Option<&Bound<'_, PyAny>>,
@@ -278,7 +278,7 @@ impl PyEngine {
         ticket: &Bound<'_, PyAny>,
         positions: Option<&Bound<'_, PyAny>>,
         traffic_class: &str,
-        deadline: Option<f64>,
+        deadline: Option<Seconds>,
         transport: Option<&str>,
         verify: Option<&str>,
         confirm: bool,
@@ -320,7 +320,7 @@ impl PyEngine {
         slf: &Bound<'_, Self>,
         reads: Vec<Py<PyRead>>,
         traffic_class: &str,
-        deadline: Option<f64>,
+        deadline: Option<Seconds>,
         transport: Option<&str>,
         verify: Option<&str>,
         after: Option<&Bound<'_, PyAny>>,
@@ -355,7 +355,7 @@ impl PyEngine {
         ticket: &Bound<'_, PyAny>,
         positions: Option<&Bound<'_, PyAny>>,
         traffic_class: &str,
-        deadline: Option<f64>,
+        deadline: Option<Seconds>,
         transport: Option<&str>,
         verify: Option<&str>,
         confirm: bool,
@@ -389,7 +389,7 @@ impl PyEngine {
     fn release(
         slf: &Bound<'_, Self>,
         ticket: &Bound<'_, PyAny>,
-        deadline: Option<f64>,
+        deadline: Option<Seconds>,
         readers: Natural,
         content: Option<&Bound<'_, PyContent>>,
         tag: &str,
@@ -409,8 +409,8 @@ impl PyEngine {
     fn extend(
         slf: &Bound<'_, Self>,
         ticket: &Bound<'_, PyAny>,
-        seconds: f64,
-        deadline: Option<f64>,
+        seconds: Seconds,
+        deadline: Option<Seconds>,
         content: Option<&Bound<'_, PyContent>>,
         tag: &str,
     ) -> PyResult<PyTransfer> {
@@ -463,7 +463,12 @@ impl PyEngine {
     /// is open is left as it is. A NIC that cannot be warmed is in the report's `failed`; the others are warm all the
     /// same. Raises InvalidArgument; `wait()` PeerUnreachable, PeerRestarted, TransportUnavailable, DeadlineExceeded.
     #[pyo3(signature = (ticket, *, timeout=None))]
-    fn warm_up(&self, py: Python<'_>, ticket: &Bound<'_, PyAny>, timeout: Option<f64>) -> PyResult<PyWarmUp> {
+    fn warm_up(
+        &self,
+        py: Python<'_>,
+        ticket: &Bound<'_, PyAny>,
+        timeout: Option<Seconds>,
+    ) -> PyResult<PyWarmUp> {
         warm_up::warm_up(py, self.0.get(py)?, ticket, timeout)
     }
 
@@ -484,7 +489,7 @@ impl PyEngine {
         &self,
         py: Python<'py>,
         address: &str,
-        deadline: Option<f64>,
+        deadline: Option<Seconds>,
     ) -> PyResult<Bound<'py, PyAny>> {
         events::meet(py, self.0.get(py)?, address, maybe_seconds(py, "deadline", deadline)?)
     }
@@ -511,7 +516,7 @@ impl PyEngine {
         py: Python<'_>,
         to: &Bound<'_, PyAny>,
         payload: &Bound<'_, PyAny>,
-        deadline: Option<f64>,
+        deadline: Option<Seconds>,
     ) -> PyResult<PyNotice> {
         notice::notify(py, self.0.get(py)?, to, payload, maybe_seconds(py, "deadline", deadline)?)
     }
@@ -565,8 +570,8 @@ impl PyEngine {
     /// that long at most, or half a second. Raises PagesQuarantined if a thread still has memory in use then;
     /// the text says of which grants, and transfers that have not ended end when it lets go. The end of the
     /// interpreter does this for every open engine, within 5 s together.
-    #[pyo3(signature = (timeout=5.0))]
-    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+    #[pyo3(signature = (timeout=Seconds::of(5.0)), text_signature = "($self, timeout=5.0)")]
+    fn close(&self, py: Python<'_>, timeout: Seconds) -> PyResult<()> {
         let (engine, timeout) = (self.0.get(py)?, seconds(py, "timeout", timeout)?);
         kept::close(py, engine, self.1.get(py)?, timeout).or_raise(py)
     }
@@ -582,7 +587,7 @@ impl PyEngine {
         _value: Option<&Bound<'_, PyAny>>,
         _trace: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<()> {
-        self.close(py, 5.0)
+        self.close(py, Seconds::of(5.0))
     }
 
     fn __repr__(&self) -> String {

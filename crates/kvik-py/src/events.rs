@@ -1,6 +1,6 @@
 //! `kvik.Events`, and events and peers as Python's dataclasses.
 
-use crate::args::maybe_seconds;
+use crate::args::{Seconds, maybe_seconds};
 use crate::errors::{OrRaise, error};
 use crate::fork::Owned;
 use crate::wait::in_steps;
@@ -35,7 +35,7 @@ impl PyEvents {
     /// Ctrl-C interrupts it, and other Python threads run meanwhile. Raises EngineClosed once the engine or this
     /// iterator is closed.
     #[pyo3(signature = (timeout=None))]
-    fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    fn next<'py>(&self, py: Python<'py>, timeout: Option<Seconds>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let limit = maybe_seconds(py, "timeout", timeout)?;
         let found = self.take(py, limit, false)?;
         found.map(|event| told(py, event.ok_or_else(|| over(py))?)).transpose()
@@ -44,10 +44,8 @@ impl PyEvents {
     /// The next event if one waits, else None. Cheap: meant for event loops.
     fn poll<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         match self.0.get(py)?.next(Duration::ZERO) {
-            Ok(Some(event)) => told(py, event).map(Some),
-            Ok(None) => Ok(None),
             Err(error) if error.code == Code::EngineClosed => Ok(None),
-            Err(error) => Err(error).or_raise(py),
+            next => next.or_raise(py)?.map(|event| told(py, event)).transpose(),
         }
     }
 

@@ -170,7 +170,10 @@ fn read(told: &Bound<'_, PyAny>) -> PyResult<Array> {
     if told.get_item("mask")?.is_some_and(|mask| !mask.is_none()) {
         return Err(wrong("has a mask: register the array without it".into()));
     }
-    let shape = naturals(&must("shape")?)?;
+    let Ok(shape) = must("shape")?.cast_into::<PyTuple>() else {
+        return Err(wrong("has a shape that is no tuple".into()));
+    };
+    let shape = shape.iter().map(|side| natural("shape", &side)).collect::<PyResult<Vec<u64>>>()?;
     let kind: String = must("typestr")?.extract()?;
     let item = kind.get(2..).and_then(|size| size.parse::<u64>().ok()).filter(|size| *size > 0);
     let Some(item) = item else { return Err(wrong(format!("has the typestr {kind:?}, without a size"))) };
@@ -178,7 +181,7 @@ fn read(told: &Bound<'_, PyAny>) -> PyResult<Array> {
     let Some(bytes) = bytes else { return Err(wrong("is larger than any memory".into())) };
     if let Some(strides) = told.get_item("strides")?.filter(|strides| !strides.is_none())
         && bytes > 0
-        && !is_contiguous(&shape, &strides.extract::<Vec<i64>>()?, item)
+        && !strides.extract::<Vec<i64>>().is_ok_and(|strides| is_contiguous(&shape, &strides, item))
     {
         return Err(wrong(
             "has strides that are not C-contiguous: register the array that it is a view of, and describe the part with \
@@ -190,21 +193,12 @@ fn read(told: &Bound<'_, PyAny>) -> PyResult<Array> {
     let Ok((address, read_only)) = data.extract::<(Natural, bool)>() else {
         return Err(wrong("has `data` that is no (address, read-only)".into()));
     };
-    let stream = match told.get_item("stream")?.filter(|stream| !stream.is_none() && version >= 3) {
-        Some(stream) => Some(natural("stream", &stream)?),
-        None => None,
-    };
+    let stream = told.get_item("stream")?.filter(|stream| !stream.is_none() && version >= 3);
+    let stream = stream.map(|stream| natural::<u64>("stream", &stream)).transpose()?;
     if stream == Some(0) {
         return Err(wrong("names the stream 0, which the interface forbids: 1 is the default stream".into()));
     }
     Ok(Array { address: address.within(py, "data")?, bytes, writable: !read_only, stream })
-}
-
-fn naturals(told: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
-    let Ok(tuple) = told.cast::<PyTuple>() else {
-        return Err(PyTypeError::new_err(format!("the shape of {INTERFACE} is no tuple")));
-    };
-    tuple.iter().map(|side| natural("shape", &side)).collect()
 }
 
 /// Whether elements lie one after the other; sides of one element may have any stride.

@@ -1,6 +1,6 @@
 //! `kvik.Grant`.
 
-use crate::args::{maybe_seconds, seconds};
+use crate::args::{Seconds, maybe_seconds, seconds};
 use crate::errors::OrRaise;
 use crate::fork::Owned;
 use crate::region::PyPageSet;
@@ -54,8 +54,8 @@ impl PyGrant {
     ///
     /// timeout: seconds to wait for peers that are using it. Raises PagesQuarantined if one may still touch
     /// the pages then. Revoking a grant that has ended does nothing.
-    #[pyo3(signature = (timeout=5.0))]
-    fn revoke(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+    #[pyo3(signature = (timeout=Seconds::of(5.0)), text_signature = "($self, timeout=5.0)")]
+    fn revoke(&self, py: Python<'_>, timeout: Seconds) -> PyResult<()> {
         let (grant, timeout) = (self.grant.get(py)?, seconds(py, "timeout", timeout)?);
         py.detach(|| grant.revoke(timeout)).or_raise(py)
     }
@@ -64,8 +64,7 @@ impl PyGrant {
     ///
     /// Returns the seconds it now has left. Raises GrantExpired, GrantConsumed or GrantRevoked once it has
     /// ended.
-    #[pyo3(signature = (seconds))]
-    fn extend(&self, py: Python<'_>, seconds: f64) -> PyResult<f64> {
+    fn extend(&self, py: Python<'_>, seconds: Seconds) -> PyResult<f64> {
         let (grant, by) = (self.grant.get(py)?, crate::args::seconds(py, "seconds", seconds)?);
         Ok(py.detach(|| grant.extend(by)).or_raise(py)?.as_secs_f64())
     }
@@ -75,7 +74,7 @@ impl PyGrant {
     /// timeout: seconds, or None: as long as the grant lives. Returns None if the timeout passes first.
     ///     Ctrl-C interrupts.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<&'static str>> {
+    fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Option<&'static str>> {
         let (grant, timeout) = (self.grant.get(py)?, maybe_seconds(py, "timeout", timeout)?);
         Ok(in_steps(py, timeout, |step| grant.wait(step))?.map(|state| state.name()))
     }

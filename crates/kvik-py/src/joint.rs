@@ -1,6 +1,6 @@
 //! `kvik.Read` and `kvik.JointRead`: several reads as one.
 
-use crate::args::{Ends, Natural};
+use crate::args::{Ends, Natural, Seconds};
 use crate::content::PyContent;
 use crate::errors::{OrRaise, raised};
 use crate::fork::Owned;
@@ -110,7 +110,7 @@ impl PyJointRead {
     /// timeout: seconds, or None: as long as their deadline lets them take. If the timeout passes first, WaitTimeout is
     /// raised and they go on. Ctrl-C interrupts the wait, not the reads. Other Python threads run meanwhile.
     #[pyo3(signature = (timeout=None))]
-    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+    fn wait<'py>(&self, py: Python<'py>, timeout: Option<Seconds>) -> PyResult<Bound<'py, PyAny>> {
         let joint = self.joint.get(py)?;
         joint_report(py, &for_end(py, timeout, |step| joint.wait(step))?)
     }

@@ -22,10 +22,17 @@ pub(crate) struct Kept {
 }
 
 impl Kept {
+    /// When the list is full, those that are over are let go and room is made for as many as are left: so a region costs
+    /// a constant time.
     pub fn keep_region(&self, region: &Bound<'_, PyRegion>) -> PyResult<()> {
-        let py = region.py();
-        let weak = PyWeakrefReference::new(region)?.unbind();
-        push(&self.regions, weak, |weak| weak.bind(py).upgrade().is_some());
+        let (py, weak) = (region.py(), PyWeakrefReference::new(region)?.unbind());
+        let mut regions = lock(&self.regions);
+        if regions.len() == regions.capacity() {
+            regions.retain(|weak| weak.bind(py).upgrade().is_some());
+            let left = regions.len();
+            regions.reserve(left.max(16));
+        }
+        regions.push(weak);
         Ok(())
     }
 
@@ -38,18 +45,6 @@ impl Kept {
             }
         }
     }
-}
-
-/// Adds an element. When the list is full, those that are over are let go and room is made for as many as are
-/// left: so an element costs a constant time.
-fn push<T>(list: &Mutex<Vec<T>>, element: T, lasts: impl Fn(&T) -> bool) {
-    let mut list = lock(list);
-    if list.len() == list.capacity() {
-        list.retain(lasts);
-        let left = list.len();
-        list.reserve(left.max(16));
-    }
-    list.push(element);
 }
 
 /// An engine that runs, and that `kvik stat` and `kvik trace` can look at.

@@ -50,13 +50,8 @@ impl PyLayout {
         offset: Natural,
     ) -> PyResult<PyLayout> {
         let product = |a: u64, b: u64| {
-            a.checked_mul(b).ok_or_else(|| {
-                error(
-                    py,
-                    Code::LayoutMismatch,
-                    "the layout reaches beyond 2^63 bytes; check its counts and sizes",
-                )
-            })
+            let text = "the layout reaches beyond 2^63 bytes; check its counts and sizes";
+            a.checked_mul(b).ok_or_else(|| error(py, Code::LayoutMismatch, text))
         };
         let number = |name, given: &Natural| given.within::<u64>(py, name);
         let maybe = |name, given: Option<Natural>| given.map(|given| number(name, &given)).transpose();

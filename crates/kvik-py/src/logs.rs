@@ -4,7 +4,7 @@
 //! `kvik-log` takes it from there (`python/kvik/_logs.py`). The level is cached in the `log` crate: a record
 //! that nobody wants costs one atomic load.
 
-use crate::args::seconds;
+use crate::args::{Seconds, seconds};
 use crate::process::{self, Record};
 use log::kv::Key;
 use log::{Level, LevelFilter, Log, Metadata};
@@ -104,7 +104,7 @@ pub fn next_records(py: Python<'_>) -> Option<Vec<Record>> {
 
 /// Waits until Python's loggers have had every record so far; false at the timeout (seconds).
 #[pyfunction]
-pub fn flush_records(py: Python<'_>, timeout: f64) -> PyResult<bool> {
+pub fn flush_records(py: Python<'_>, timeout: Seconds) -> PyResult<bool> {
     let timeout = seconds(py, "timeout", timeout)?;
     Ok(py.detach(|| process::current().inbox.flush(timeout)))
 }
@@ -124,7 +124,7 @@ pub fn name_thread(name: std::ffi::CString) {
 
 /// Closes every engine of this process within the timeout (seconds); for the end of the interpreter.
 #[pyfunction]
-pub fn close_all(py: Python<'_>, timeout: f64) -> PyResult<()> {
+pub fn close_all(py: Python<'_>, timeout: Seconds) -> PyResult<()> {
     let timeout = seconds(py, "timeout", timeout)?;
     let process = process::current();
     py.detach(|| process.close_all(timeout));

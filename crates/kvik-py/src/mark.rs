@@ -1,5 +1,6 @@
 //! `kvik.StreamMark`: a point in a stream of a GPU.
 
+use crate::args::Seconds;
 use crate::errors::OrRaise;
 use crate::fork::Owned;
 use crate::gpus;
@@ -19,9 +20,9 @@ impl PyStreamMark {
     /// timeout: seconds; None for the engine's deadline. WaitTimeout when it passes first. Raises DeviceFailed where the
     /// stream never gets there, EngineClosed. Other Python threads run meanwhile.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<()> {
         let mark = self.0.get(py)?;
-        let timeout = timeout.unwrap_or_else(|| mark.deadline().as_secs_f64());
+        let timeout = timeout.unwrap_or_else(|| Seconds::of(mark.deadline().as_secs_f64()));
         for_end(py, Some(timeout), |step| mark.wait(step))
     }
 }

@@ -1,5 +1,6 @@
 //! `kvik.Notice`: a notification that was sent.
 
+use crate::args::Seconds;
 use crate::errors::{OrRaise, error, raised};
 use crate::fork::Owned;
 use crate::wait::{for_end, in_steps};
@@ -40,7 +41,7 @@ impl PyNotice {
     /// DeadlineExceeded when it was not taken by its deadline and PeerLost when the connection ended first: it
     /// may have been taken all the same.
     #[pyo3(signature = (timeout=None))]
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<()> {
         let notice = self.0.get(py)?;
         for_end(py, timeout, |step| notice.wait(step))
     }

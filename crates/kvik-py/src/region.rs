@@ -1,6 +1,6 @@
 //! `kvik.Region` and `kvik.PageSet`.
 
-use crate::args::{Ends, Natural, range, seconds};
+use crate::args::{Ends, Natural, Seconds, range, seconds};
 use crate::errors::{OrRaise, error};
 use crate::fork::Owned;
 use crate::ids;
@@ -193,8 +193,8 @@ impl PyRegion {
     /// closing it again waits for that. Raises PagesQuarantined if only transfers of peers do, over grants that have ended: the
     /// region is closed for all that is new, and its memory is given back with the last of them, which
     /// closing it again waits for. Closing twice does nothing else.
-    #[pyo3(signature = (timeout=5.0))]
-    fn close(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+    #[pyo3(signature = (timeout=Seconds::of(5.0)), text_signature = "($self, timeout=5.0)")]
+    fn close(&self, py: Python<'_>, timeout: Seconds) -> PyResult<()> {
         let (region, timeout) = (self.region.get(py)?, seconds(py, "timeout", timeout)?);
         self.check_unused(py)?;
         self.closing.store(true, Ordering::Release);

@@ -1,6 +1,6 @@
 //! What Python says of a transfer, and hears of how one would go.
 
-use crate::args::{Ends, Natural, maybe_seconds, range};
+use crate::args::{Ends, Natural, Seconds, maybe_seconds, range};
 use crate::content::{PyContent, content};
 use crate::errors::OrRaise;
 use kvik_engine::{Estimate, Explanation, TransferOptions};
@@ -33,7 +33,7 @@ pub struct Part {
 /// What every request to an owner has.
 pub fn common(
     py: Python<'_>,
-    deadline: Option<f64>,
+    deadline: Option<Seconds>,
     readers: Natural,
     given: Option<&Bound<'_, PyContent>>,
     tag: &str,
@@ -80,9 +80,8 @@ pub fn explained(py: Python<'_>, found: Explanation) -> PyResult<Bound<'_, PyDic
     told.set_item("transport", found.transport.name())?;
     told.set_item("mechanism", found.mechanism)?;
     told.set_item("estimate", estimated(py, found.estimate)?)?;
-    let rejected_transports: Vec<String> =
-        found.rejected_transports.iter().map(ToString::to_string).collect();
-    told.set_item("rejected_transports", rejected_transports)?;
+    let rejected: Vec<_> = found.rejected_transports.iter().map(ToString::to_string).collect();
+    told.set_item("rejected_transports", rejected)?;
     let mut probes = Vec::with_capacity(found.probes.len());
     for (name, works, reason, detail) in found.probes {
         let probe = PyDict::new(py);

@@ -1,6 +1,6 @@
 //! The router's face: it runs on threads of its own and takes no part in the engine.
 
-use crate::args::{Natural, seconds};
+use crate::args::{Natural, Seconds, seconds, wrong};
 use crate::errors;
 use kvik_core::Code;
 use kvik_router::{EngineUrl, RouterConfig, RouterError, RunningRouter};
@@ -24,12 +24,12 @@ pub fn serve_router(
     port: Natural,
     prefill: Vec<String>,
     decode: Vec<String>,
-    connect_timeout: f64,
-    prefill_timeout: f64,
-    decode_timeout: f64,
-    client_timeout: f64,
-    release_timeout: f64,
-    drain_timeout: f64,
+    connect_timeout: Seconds,
+    prefill_timeout: Seconds,
+    decode_timeout: Seconds,
+    client_timeout: Seconds,
+    release_timeout: Seconds,
+    drain_timeout: Seconds,
     max_body: Natural,
     max_inflight: Natural,
     transfer_mode: &str,
@@ -37,10 +37,7 @@ pub fn serve_router(
     let stream = match transfer_mode {
         "pull" => false,
         "stream" => true,
-        other => {
-            let text = format!("transfer_mode is {other:?}; it is pull or stream");
-            return Err(errors::error(py, Code::InvalidArgument, &text));
-        }
+        other => return Err(wrong(py, "transfer_mode", other, "\"pull\" or \"stream\"")),
     };
     let urls = |texts: Vec<String>| {
         texts.iter().map(|text| text.parse::<EngineUrl>()).collect::<Result<Vec<_>, _>>()
@@ -85,7 +82,7 @@ impl PyRouter {
     /// Waits at most `timeout` seconds for its end: how many requests it has cut off; None while it runs.
     ///
     /// Raises OSError when it ended although nobody stopped it.
-    fn wait(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<usize>> {
+    fn wait(&self, py: Python<'_>, timeout: Seconds) -> PyResult<Option<usize>> {
         let timeout = seconds(py, "timeout", timeout)?;
         let ended = py.detach(|| self.0.wait(Some(timeout))).transpose();
         ended.map_err(|error| raised(py, &error))

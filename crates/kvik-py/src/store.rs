@@ -2,7 +2,7 @@
 
 mod survey;
 
-use crate::args::{Ends, Natural, maybe_seconds, range, seconds, size};
+use crate::args::{Ends, Natural, Seconds, maybe_seconds, range, seconds, size, wrong};
 use crate::content::{Items, placed};
 use crate::engine::PyEngine;
 use crate::errors::{OrRaise, error};
@@ -160,10 +160,7 @@ fn ack(py: Python<'_>, name: &str) -> PyResult<Ack> {
         "accepted" => Ok(Ack::Accepted),
         "stored" => Ok(Ack::Stored),
         "durable" => Ok(Ack::Durable),
-        other => {
-            let text = format!("ack={other:?} is unknown: choose \"accepted\", \"stored\" or \"durable\"");
-            Err(error(py, Code::InvalidArgument, text))
-        }
+        other => Err(wrong(py, "ack", other, "\"accepted\", \"stored\" or \"durable\"")),
     }
 }
 
@@ -188,7 +185,7 @@ impl PyStoreClient {
         engine: &Bound<'_, PyEngine>,
         addresses: Vec<String>,
         copies: Natural,
-        deadline: Option<f64>,
+        deadline: Option<Seconds>,
     ) -> PyResult<Self> {
         let (engine, deadline) = (engine.get().0.get(py)?, maybe_seconds(py, "deadline", deadline)?);
         let copies = copies.within::<u32>(py, "copies")? as usize;
@@ -251,7 +248,7 @@ impl PyStoreClient {
         py: Python<'py>,
         copies: Option<Natural>,
         most: Natural,
-        deadline: f64,
+        deadline: Seconds,
     ) -> PyResult<Bound<'py, PyDict>> {
         let copies = copies.map(|copies| copies.within::<u32>(py, "copies")).transpose()?;
         let most = most.within::<u32>(py, "most")? as usize;
@@ -284,7 +281,7 @@ impl PyStoreSpace {
         pages: &Bound<'_, PyPageSet>,
         before: &[u8],
         wanted: &str,
-        deadline: Option<f64>,
+        deadline: Option<Seconds>,
     ) -> PyResult<PyPutting> {
         let (space, wanted) = (self.0.get(py)?, ack(py, wanted)?);
         let (before, keys) = (keys(py, before)?, keys(py, names)?);
@@ -301,7 +298,7 @@ impl PyStoreSpace {
         names: &[u8],
         pages: &Bound<'_, PyPageSet>,
         before: &[u8],
-        deadline: Option<f64>,
+        deadline: Option<Seconds>,
     ) -> PyResult<PyGetting> {
         let (space, before, keys) = (self.0.get(py)?, keys(py, before)?, keys(py, names)?);
         let (set, deadline) = (pages.get().pages.get(py)?, maybe_seconds(py, "deadline", deadline)?);
@@ -311,7 +308,7 @@ impl PyStoreSpace {
     }
 
     /// Whether to fetch, why, bytes, and the estimate where there is one: seconds, and bytes that go before.
-    fn choose(&self, py: Python<'_>, blocks: Natural, recompute: f64) -> PyResult<Chosen> {
+    fn choose(&self, py: Python<'_>, blocks: Natural, recompute: Seconds) -> PyResult<Chosen> {
         let recompute = seconds(py, "recompute", recompute)?;
         let choice = self.0.get(py)?.choose(blocks.within(py, "blocks")?, recompute).or_raise(py)?;
         let estimate = choice.fetch.zip(choice.estimate);
@@ -334,7 +331,7 @@ impl PyStoreSpace {
         py.detach(|| space.remove(&keys)).or_raise(py)
     }
 
-    fn pin(&self, py: Python<'_>, names: &[u8], before: &[u8], time: f64) -> PyResult<u64> {
+    fn pin(&self, py: Python<'_>, names: &[u8], before: &[u8], time: Seconds) -> PyResult<u64> {
         let (space, time) = (self.0.get(py)?, seconds(py, "seconds", time)?);
         let (before, keys) = (keys(py, before)?, keys(py, names)?);
         py.detach(|| space.pin(Chain::after(&before, &keys), time)).or_raise(py)
@@ -363,14 +360,14 @@ pub struct PyPutting {
 #[pymethods]
 impl PyPutting {
     /// What was asked to be acknowledged; None: the store has taken it up, and nothing is stored yet.
-    fn acknowledged(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<(u64, u64, u64)>> {
+    fn acknowledged(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Option<(u64, u64, u64)>> {
         let putting = self.putting.get(py)?;
         let acknowledged = for_end(py, timeout, |step| self.ended_if_asked(putting).acknowledged(step));
         Ok(acknowledged?.map(counted))
     }
 
     /// The end: blocks that were stored, were known, were refused.
-    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<(u64, u64, u64)> {
+    fn wait(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<(u64, u64, u64)> {
         let putting = self.putting.get(py)?;
         for_end(py, timeout, |step| self.ended_if_asked(putting).wait(step)).map(counted)
     }
@@ -410,7 +407,7 @@ pub struct PyGetting {
 #[pymethods]
 impl PyGetting {
     /// How many blocks are there and verified by now, after waiting for more; None when no more come.
-    fn next(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<Option<usize>> {
+    fn next(&self, py: Python<'_>, timeout: Option<Seconds>) -> PyResult<Option<usize>> {
         let getting = self.getting.get(py)?;
         for_end(py, timeout, |step| {
             let mut getting = getting.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,6 +1,6 @@
 //! `kvik.Ticket`.
 
-use crate::args::seconds;
+use crate::args::{Seconds, seconds};
 use crate::errors::OrRaise;
 use crate::layout::hex;
 use kvik_core::{GrantId, Ticket};
@@ -76,7 +76,7 @@ impl PyTicket {
     /// The same ticket for another grant of the same engine: for a process that acts for it.
     ///
     /// grant_id: 32 hexadecimal digits, random. expiry: seconds.
-    fn with_grant(&self, py: Python<'_>, grant_id: &str, expiry: f64) -> PyResult<PyTicket> {
+    fn with_grant(&self, py: Python<'_>, grant_id: &str, expiry: Seconds) -> PyResult<PyTicket> {
         let grant = GrantId::from_hex(grant_id).or_raise(py)?;
         Ok(PyTicket(self.0.with_grant(grant, seconds(py, "expiry", expiry)?)))
     }

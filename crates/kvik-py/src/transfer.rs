@@ -1,5 +1,6 @@
 //! `kvik.Transfer`, and the report as Python's dataclass.
 
+use crate::args::Seconds;
 use crate::errors::{OrRaise, raised};
 use crate::fork::Owned;
 use crate::ids::positions as named;
@@ -61,7 +62,7 @@ impl PyTransfer {
     /// first, WaitTimeout is raised and the transfer goes on. Ctrl-C interrupts the wait, not the transfer.
     /// Other Python threads run meanwhile.
     #[pyo3(signature = (timeout=None))]
-    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+    fn wait<'py>(&self, py: Python<'py>, timeout: Option<Seconds>) -> PyResult<Bound<'py, PyAny>> {
         let transfer = self.transfer.get(py)?;
         report(py, for_end(py, timeout, |step| transfer.wait(step))?)
     }

@@ -4,7 +4,7 @@
 //! back for minutes. A step is short enough to be unnoticed, and long enough to cost nothing; what is waited
 //! for still ends the step at once.
 
-use crate::args::maybe_seconds;
+use crate::args::{Seconds, maybe_seconds};
 use crate::errors::OrRaise;
 use kvik_core::{Code, Result};
 use pyo3::prelude::*;
@@ -36,7 +36,7 @@ pub fn in_steps<T: Send>(
 /// Waits for an end by `wait`, in steps. Where the timeout (seconds) passes first it is what `wait` says of that.
 pub fn for_end<T: Send>(
     py: Python<'_>,
-    timeout: Option<f64>,
+    timeout: Option<Seconds>,
     wait: impl Fn(Option<Duration>) -> Result<T> + Sync,
 ) -> PyResult<T> {
     let limit = maybe_seconds(py, "timeout", timeout)?;

@@ -1,6 +1,6 @@
 //! `kvik.WarmUp`: a warm-up in progress.
 
-use crate::args::maybe_seconds;
+use crate::args::{Seconds, maybe_seconds};
 use crate::errors::{OrRaise, raised};
 use crate::fork::Owned;
 use crate::wait::for_end;
@@ -28,7 +28,7 @@ impl PyWarmUp {
     /// timeout: seconds, or None: until its own timeout. WaitTimeout when this one passes first; the warm-up goes
     /// on. Raises why the peer cannot be reached. Other Python threads run meanwhile.
     #[pyo3(signature = (timeout=None))]
-    fn wait<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Bound<'py, PyAny>> {
+    fn wait<'py>(&self, py: Python<'py>, timeout: Option<Seconds>) -> PyResult<Bound<'py, PyAny>> {
         let warming = self.0.get(py)?;
         warmed(py, for_end(py, timeout, |step| warming.wait(step))?)
     }
@@ -75,7 +75,7 @@ pub fn warm_up(
     py: Python<'_>,
     engine: &Engine,
     ticket: &Bound<'_, PyAny>,
-    timeout: Option<f64>,
+    timeout: Option<Seconds>,
 ) -> PyResult<PyWarmUp> {
     let (ticket, timeout) = (crate::ticket::ticket(ticket)?, maybe_seconds(py, "timeout", timeout)?);
     Ok(PyWarmUp(Owned::new(py.detach(|| engine.warm_up(&ticket, timeout)).or_raise(py)?)))
