@@ -114,7 +114,8 @@ class PluggedGroup(LazyGroup):
         """Of another distribution's subcommand, what that says of itself."""
         said = {name: f"(Not installed: {_remedy(name)})" for name in EXTRAS}
         for plugged in entry_points(group=GROUP):
-            said[plugged.name] = plugged.dist.metadata["Summary"] if plugged.dist else plugged.value
+            about = plugged.dist.metadata.get_all("Summary") if plugged.dist else None
+            said[plugged.name] = about[0] if about else plugged.value
         return said | super().lines()
 
 

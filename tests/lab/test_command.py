@@ -48,8 +48,8 @@ def test_help_imports_nothing_heavy() -> None:
 class _Distribution(importlib.metadata.Distribution):
     """One that is not there but in its metadata."""
 
-    def __init__(self, version: str, points: str) -> None:
-        said = f"Metadata-Version: 2.4\nName: kvik-lab\nVersion: {version}\nSummary: What it is for.\n"
+    def __init__(self, version: str, points: str, summary: str = "Summary: What it is for.\n") -> None:
+        said = f"Metadata-Version: 2.4\nName: kvik-lab\nVersion: {version}\n{summary}"
         self._files = {"METADATA": said, "entry_points.txt": f"[{kvik.cli.GROUP}]\n{points}\n"}
 
     def read_text(self, filename: str) -> str | None:
@@ -102,6 +102,9 @@ def test_other_distributions_bring_commands(monkeypatch: pytest.MonkeyPatch) -> 
     status, said = _said("--help")
     assert status == 0
     assert "more What it is for." in said
+    _installed(monkeypatch, _Distribution("1.2", points, summary=""))
+    status, told = _said("--help")
+    assert (status, "more kvik_lab.cli:lab" in told) == (0, True)
     assert "bench Measure transfers" in said  # kvik's own come first
     assert _said("more", "--help")[0] == 0
     status, said = _said("broken")
