@@ -151,7 +151,9 @@ class Stage:
             )
 
     def _env(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith(("KVIK_", "PYTEST"))}
+        # Nor the folder of configuration files of whoever runs the tests.
+        not_kept = ("KVIK_", "PYTEST", "XDG_")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(not_kept)}
         home = self.folder.parent / "home"
         home.mkdir(exist_ok=True)
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -37,6 +37,16 @@ def run(tmp_path: Path, text: str) -> str:
         return out.read_text() if out.exists() else ""
 
 
+def test_settings_of_whoever_runs_the_tests_are_not_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kvik").mkdir()
+    (tmp_path / "kvik" / "config.toml").write_text("[engine]\nchannels = 80\n")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("KVIK_DEADLINE", "none")
+    assert "channels" in run(tmp_path, "```sh\nkvik config engine > out\n```\n")
+
+
 def test_blocks_share_folder_variables_and_files(tmp_path: Path) -> None:
     """As at a prompt; a Python block is a script, unless it continues the one before."""
     text = """
