@@ -1,7 +1,12 @@
 """What `make` does before and beside its stages: names of stages, caches, registries that say no."""
 
+import os
 import re
+import signal
+import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,6 +14,7 @@ import pytest
 from kvik.config import variables
 from kvik.config.tables import all_options
 from tests import conftest
+from tests.python.peers import LIMIT, until
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
@@ -21,18 +27,83 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stage, "LOGS", tmp_path / "log")
 
 
+@pytest.fixture
+def context(tmp_path: Path) -> Iterator[stage.Context]:
+    (tmp_path / "log").mkdir()
+    with (tmp_path / "log" / "rust.log").open("wb") as log:
+        yield stage.Context("rust", log, "log", deadline=time.monotonic() + LIMIT)
+
+
 def test_the_first_build_of_a_machine_makes_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: stage.Context
 ) -> None:
     """A stage of cargo may come before all that makes an environment."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("CARGO_TARGET_DIR", str(tmp_path / "cargo"))
     monkeypatch.setattr(rust, "_held", [])
-    with (tmp_path / "log").open("wb") as log:
-        rust.hold_cache(stage.Context("rust", log, "log", deadline=0.0))
+    rust.hold_cache(context)
     (held,) = rust._held
     with held:
         assert Path(held.name) == tmp_path / "cache" / "kvik" / "target.lock"
+
+
+def test_a_stage_that_breaks_has_failed_as_others(context: stage.Context) -> None:
+    """Where it is a variable that is no number, or a mistake of the build itself, there is a table, too."""
+    outcome = stage._run_one(stage.Stage("rust", lambda _context: print(int("ten minutes"))))
+    assert outcome.result == "failed"
+    assert outcome.note.startswith("ValueError: invalid literal")
+    assert "Traceback" in Path(context.log.name).read_text()
+
+
+def test_a_command_goes_on_when_nobody_reads_what_it_says(
+    monkeypatch: pytest.MonkeyPatch, context: stage.Context
+) -> None:
+    """`make test | head`: it says more than a pipe holds, and must not wait for its limit."""
+
+    class Gone:
+        def write(self, _data: bytes) -> int:
+            raise BrokenPipeError
+
+        flush = write
+        buffer = property(lambda self: self)
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    context.output = "both"
+    assert context.status(["seq", "100000"]) == 0
+    monkeypatch.undo()
+    assert Path(context.log.name).read_text().endswith("100000\n")
+
+
+HOLDS = """
+import signal, subprocess, sys
+from pathlib import Path
+from kvikbuild import stage
+
+def told(self, timeout=None, wait=subprocess.Popen.wait):
+    print("waits", flush=True)
+    return wait(self, timeout)
+
+subprocess.Popen.wait = told
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
+stage.LOGS = Path(sys.argv[1])
+stage.run_stages([stage.Stage("long", lambda context: context.run(["sh", "-c", "echo $$; exec sleep 1000"]))])
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_nothing_outlives_a_run_that_is_ended_from_outside(tmp_path: Path, number: signal.Signals) -> None:
+    """SIGHUP comes when the terminal is closed."""
+    log = tmp_path / "log" / "long.log"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
+    argv = [sys.executable, "-c", HOLDS, str(log.parent)]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        assert "waits\n" in run.stdout
+        assert until(lambda: log.read_text().count("\n") == 2)
+        child = int(log.read_text().splitlines()[1])
+        run.send_signal(number)
+        assert run.wait(LIMIT) == 128 + number
+    assert not Path(f"/proc/{child}").exists()
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -99,8 +100,9 @@ class Context:
         for line in pipe or ():
             self.log.write(line)
             self.log.flush()
-            sys.stdout.buffer.write(b"    " + line)
-            sys.stdout.flush()
+            with contextlib.suppress(OSError):  # whoever read it has gone; the command must not wait for them
+                sys.stdout.buffer.write(b"    " + line)
+                sys.stdout.flush()
 
     def _collect_skips(self, file: Path) -> None:
         if file.exists():
@@ -164,7 +166,9 @@ def run_stages(stages: Sequence[Stage], left_out: Sequence[tuple[str, str]] = ()
     """Run the stages in order and print the summary; returns the exit status."""
     LOGS.mkdir(parents=True, exist_ok=True)
     # A stage's commands are in sessions of their own: an end from outside has to pass through their clean-up.
-    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(143))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
     outcomes: list[Outcome] = []
     for stage in stages:
         outcome = _run_one(stage)
@@ -190,6 +194,9 @@ def _run_one(stage: Stage) -> Outcome:
             result, note = "failed", str(error)
         except KeyboardInterrupt:
             result, note = "failed", "interrupted"
+        except Exception as error:  # a variable that is no number, say: the table is printed all the same
+            context.say(traceback.format_exc())
+            result, note = "failed", f"{type(error).__name__}: {error}"
     seconds = time.monotonic() - start
     if result != "ok":
         if stage.output == "log":
