@@ -19,7 +19,7 @@ from tests.python.peers import LIMIT, until
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from kvikbuild import envs, rust, stage, targets  # noqa: E402
+from kvikbuild import envs, paths, rust, stage, targets  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -45,6 +45,25 @@ def test_the_first_build_of_a_machine_makes_the_cache(
     (held,) = rust._held
     with held:
         assert Path(held.name) == tmp_path / "cache" / "kvik" / "target.lock"
+
+
+def test_what_lies_beside_a_folder_that_is_named_for_cargo_is_no_start_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: stage.Context
+) -> None:
+    (tmp_path / "my-photos").mkdir()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("CARGO_TARGET_DIR", str(tmp_path / "my-target"))
+    monkeypatch.setattr(rust, "_held", [])
+    rust.hold_cache(context)
+    rust._held.pop().close()
+    assert not (tmp_path / "my-target").exists()
+
+
+def test_a_cache_that_is_no_absolute_path_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/x")
+    for given, wanted in (("", "/home/x/.cache"), ("here", "/home/x/.cache"), ("/there", "/there")):
+        monkeypatch.setenv("XDG_CACHE_HOME", given)
+        assert paths.cache_dir() == Path(wanted, "kvik")
 
 
 def test_a_stage_that_breaks_has_failed_as_others(context: stage.Context) -> None:

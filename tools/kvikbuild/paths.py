@@ -13,5 +13,6 @@ VENVS = ROOT / ".venv"
 
 def cache_dir() -> Path:
     """The cache shared by all checkouts of this user."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "kvik"
+    base = os.environ.get("XDG_CACHE_HOME", "")
+    # The specification has relative paths ignored: each command here would take it from a folder of its own.
+    return (Path(base) if base.startswith("/") else Path.home() / ".cache") / "kvik"

@@ -69,10 +69,13 @@ def _make_room(context: Context, own: Path) -> None:
 
 def _begin_with_third_parties(context: Context, target: Path) -> None:
     """Copy what another checkout built with this toolchain, without kvik's own crates."""
+    cache = cache_dir() / "target"
+    if target.exists() or target.parent != cache:  # beside one that CARGO_TARGET_DIR names lies anything
+        return
     others = sorted(
-        target.parent.glob(f"{target.name.partition('-')[0]}-*"), key=lambda folder: folder.stat().st_mtime
+        cache.glob(f"{target.name.partition('-')[0]}-*"), key=lambda folder: folder.stat().st_mtime
     )
-    if target.exists() or not others:
+    if not others:
         return
     context.say("starting from the third-party crates that another checkout has built")
     making = target.with_name(f".making-{target.name}")
