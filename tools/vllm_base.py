@@ -12,6 +12,7 @@ built or run here.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -65,21 +66,24 @@ def fetch(version: str) -> Path:
     """Return the folder with the kept files of `version`, downloading them when they are not there yet."""
     folder = cache_folder() / version
     stamp = folder / "archive.sha256"
-    if (
-        stamp.is_file()
-        and stamp.read_text() == PINNED[version]
-        and all((folder / kept).is_file() for kept in KEPT)
-    ):
-        return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / ".lock").open("w") as lock:
+        # Another run may be at it: what that one makes is taken, and not replaced under its tests.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kept = all((folder / kept).is_file() for kept in KEPT)
+        if not kept or not stamp.is_file() or stamp.read_text() != PINNED[version]:
+            _make(folder, version, stamp.name)
+    return folder
+
+
+def _make(folder: Path, version: str, stamp: str) -> None:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         archive = _download(version, Path(scratch))
         complete = Path(scratch, "complete")
         _extract(archive, f"vllm-{version}", complete)
-        (complete / stamp.name).write_text(PINNED[version])
+        (complete / stamp).write_text(PINNED[version])
         shutil.rmtree(folder, ignore_errors=True)
         complete.rename(folder)
-    return folder
 
 
 def _download(version: str, scratch: Path) -> Path:

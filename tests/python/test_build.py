@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,8 @@ from tests.python.peers import LIMIT, until
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from kvikbuild import envs, paths, rust, stage, targets  # noqa: E402
+import vllm_base  # noqa: E402
+from kvikbuild import envs, mutants, paths, rust, stage, targets  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +66,76 @@ def test_a_cache_that_is_no_absolute_path_is_left_alone(monkeypatch: pytest.Monk
     for given, wanted in (("", "/home/x/.cache"), ("here", "/home/x/.cache"), ("/there", "/there")):
         monkeypatch.setenv("XDG_CACHE_HOME", given)
         assert paths.cache_dir() == Path(wanted, "kvik")
+
+
+def test_an_environment_is_made_by_one_of_two_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: stage.Context
+) -> None:
+    """The other one waits, and does not take away what the first one has half made."""
+    entered: list[object] = []
+    second = threading.Thread(target=lambda: envs.overlay_env(context, "dev"))
+    third = threading.Event()
+
+    def run(argv: list[object], *_: object) -> None:
+        entered.append(argv)
+        (envs.packages_of(Path(str(argv[-1])))).mkdir(parents=True)
+        if len(entered) == 1:
+            second.start()
+            third.wait(0.5)
+        else:
+            third.set()
+
+    monkeypatch.setattr(envs, "VENVS", tmp_path / "venvs")
+    monkeypatch.setattr(envs, "base_env", lambda _context, name: tmp_path / name)
+    monkeypatch.setattr(context, "run", run)
+    envs.overlay_env(context, "dev")
+    second.join(LIMIT)
+    assert len(entered) == 1
+
+
+def test_a_release_of_vllm_is_fetched_by_one_of_two_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tests of the first one may have begun to read it when the second one has its own."""
+    fetched: list[str] = []
+    second = threading.Thread(target=lambda: vllm_base.fetch("0.33.0"))
+    again = threading.Event()
+
+    def download(version: str, scratch: Path) -> Path:
+        fetched.append(version)
+        if len(fetched) == 1:
+            second.start()
+            again.wait(0.5)
+        else:
+            again.set()
+        return scratch
+
+    def extract(_archive: Path, _top: str, target: Path) -> None:
+        for kept in vllm_base.KEPT:
+            (target / kept).parent.mkdir(parents=True, exist_ok=True)
+            (target / kept).touch()
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(vllm_base, "_download", download)
+    monkeypatch.setattr(vllm_base, "_extract", extract)
+    folder = vllm_base.fetch("0.33.0")
+    second.join(LIMIT)
+    assert fetched == ["0.33.0"]
+    assert (folder / vllm_base.KEPT[0]).is_file()
+
+
+def test_mutants_run_once_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: stage.Context
+) -> None:
+    """Each would see the other's patches, and take them for its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CARGO_TARGET_DIR", str(tmp_path / "cargo"))
+    monkeypatch.setattr(mutants.Bench, "_copy_tree", lambda _self: None)
+    first = mutants.Bench(context)
+    with pytest.raises(stage.StageError, match="another run of mutants"):
+        mutants.Bench(context)
+    first.lock.close()
+    mutants.Bench(context).lock.close()
 
 
 def test_a_stage_that_breaks_has_failed_as_others(context: stage.Context) -> None:

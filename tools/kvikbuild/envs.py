@@ -4,7 +4,7 @@ There are two kinds. A *base* holds exactly the packages of one lock file; it li
 every checkout, is never changed once it is complete, and is named by the hash of what it was made from. It is
 built in a temporary folder and renamed when done, under a file lock, so an interrupted install never counts
 and two runs do not collide. An *overlay* lies in the checkout (`.venv/NAME`), sees its base, and holds kvik
-and its lab alone.
+and its lab alone; what is in it is noted last, and it has a lock, too.
 """
 
 import contextlib
@@ -76,30 +76,31 @@ def overlay_env(context: Context, name: str) -> Path:
     base = base_env(context, name)
     home = VENVS / name
     mark = home / "base.txt"
-    if not mark.exists() or mark.read_text() != str(base):
-        shutil.rmtree(home, ignore_errors=True)
-        context.run(
-            [uv(context), "venv", "--quiet", "--no-project", "--python", _python(base), home], uv_env()
-        )
-        pth = packages_of(home) / "_base.pth"
-        pth.write_text(f"import site; site.addsitedir({str(packages_of(base))!r})\n")
-        mark.write_text(str(base))
+    with locked(VENVS / f".{name}.lock"):
+        if not mark.exists() or mark.read_text() != str(base):
+            shutil.rmtree(home, ignore_errors=True)
+            argv = [uv(context), "venv", "--quiet", "--no-project", "--python", _python(base), home]
+            context.run(argv, uv_env())
+            pth = packages_of(home) / "_base.pth"
+            pth.write_text(f"import site; site.addsitedir({str(packages_of(base))!r})\n")
+            mark.write_text(str(base))
     return _python(home)
 
 
 def install_wheels(context: Context, name: str, wheels: Sequence[Path]) -> None:
     """Put wheels into an overlay, but for those that are in it already."""
     python = overlay_env(context, name)
-    for wheel in wheels:
-        mark = VENVS / name / f"{wheel.name.partition('-')[0]}.wheel.txt"
-        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        if mark.exists() and mark.read_text() == digest:
-            continue
-        mark.unlink(missing_ok=True)
-        argv = [uv(context), "pip", "install", "--quiet", "--python", python, "--no-deps", "--reinstall",
-                "--compile-bytecode", wheel]  # fmt: skip
-        context.run(argv, uv_env())
-        mark.write_text(digest)
+    with locked(VENVS / f".{name}.lock"):
+        for wheel in wheels:
+            mark = VENVS / name / f"{wheel.name.partition('-')[0]}.wheel.txt"
+            digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+            if mark.exists() and mark.read_text() == digest:
+                continue
+            mark.unlink(missing_ok=True)
+            argv = [uv(context), "pip", "install", "--quiet", "--python", python, "--no-deps", "--reinstall",
+                    "--compile-bytecode", wheel]  # fmt: skip
+            context.run(argv, uv_env())
+            mark.write_text(digest)
 
 
 def uv(context: Context) -> Path:

@@ -9,6 +9,7 @@ A test is `CRATE/TARGET NAME` (a Rust test by its full name; the target `lib` is
 test that it names has to pass before and to fail after it.
 """
 
+import fcntl
 import os
 import re
 import shutil
@@ -91,6 +92,13 @@ class Bench:
         self.context = context
         target = target_dir(context)
         self.tree = cache_dir() / "mutants" / target.name
+        self.tree.mkdir(parents=True, exist_ok=True)
+        # Held until the process ends. Two at once would see each other's patches, and call them caught.
+        self.lock = self.tree.with_name(f"{target.name}.lock").open("w")
+        try:
+            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StageError("another run of mutants uses this checkout's copy: wait for its end") from None
         self.env = {
             **cargo_env(context),
             "CARGO_TARGET_DIR": str(target.with_name(f"{target.name}-mutants")),

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvikbuild.envs import overlay_env
-from kvikbuild.paths import DIST, ROOT
+from kvikbuild.envs import locked, overlay_env
+from kvikbuild.paths import DIST, ROOT, TARGET
 from kvikbuild.rust import cargo_env, hold_cache
 from kvikbuild.stage import Context, StageError
 
@@ -66,7 +66,8 @@ class Distribution:
 def ensure_wheels(context: Context) -> list[Path]:
     """The wheels of the sources as they are now: kvik's, then its lab's."""
     DIST.mkdir(exist_ok=True)
-    made = [distribution.ensure(context) for distribution in DISTRIBUTIONS]
+    with locked(TARGET / "wheels.lock"):
+        made = [distribution.ensure(context) for distribution in DISTRIBUTIONS]
     context.note = "; ".join(said for _wheel, said in made)
     return [wheel for wheel, _said in made]
 
@@ -90,8 +91,6 @@ def _build_kvik(context: Context) -> None:
 
 
 DISTRIBUTIONS = (
-    Distribution(
-        "kvik", ("Cargo.toml", "Cargo.lock", "crates", "python", "pyproject.toml", "README.md"), _build_kvik
-    ),
+    Distribution("kvik", ("Cargo.toml", "Cargo.lock", "crates", "python", "pyproject.toml"), _build_kvik),
     Distribution("kvik_lab", ("lab",), _build_lab),
 )
