@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 import vllm_base  # noqa: E402
-from kvikbuild import envs, mutants, paths, rust, stage, targets  # noqa: E402
+from kvikbuild import envs, fabric, mutants, paths, rust, stage, targets  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -203,6 +203,25 @@ def test_nothing_outlives_a_run_that_is_ended_from_outside(tmp_path: Path, numbe
         run.send_signal(number)
         assert run.wait(LIMIT) == 128 + number
     assert not Path(f"/proc/{child}").exists()
+
+
+def test_a_libfabric_that_cannot_be_built_here_is_left_out_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: stage.Context
+) -> None:
+    """Neither its source nor the tools of its build can be had without a network."""
+
+    def install(*_: object) -> None:
+        raise stage.StageError("`apt-get update` ended with status 100")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(fabric, "PROGRAMS", {"kvik-no-such-program": "none"})
+    monkeypatch.setattr(fabric, "install", install)
+    monkeypatch.setattr(fabric, "_unfit", lambda: None)
+    monkeypatch.setattr(fabric, "_version", lambda _file: (1, 17))
+    assert fabric.newer_libfabric(context) is None
+    ((name, reason),) = context.skips
+    assert name == context.name
+    assert "apt-get update" in reason
 
 
 @pytest.mark.parametrize(

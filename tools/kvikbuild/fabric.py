@@ -47,18 +47,18 @@ def newer_libfabric(context: Context) -> Path | None:
 
 
 def _make(context: Context, folder: Path) -> str | None:
-    """Build it into a folder; why not, if its source cannot be had."""
+    """Build it into a folder; why not, if its source, or what builds it, cannot be had."""
     missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
-    if missing:
-        install(context, missing)
     # A build that was stopped leaves half a library: it gets its name when it is whole.
     making = folder.with_name(f".making-{folder.name}")
     shutil.rmtree(making, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="kvik-libfabric-") as scratch:
         try:
+            if missing:
+                install(context, missing)
             source = _source(context, Path(scratch))
         except StageError as error:
-            return f"this system's libfabric is older, and the source of a newer one cannot be had: {error}"
+            return f"this system's libfabric is older, and a newer one cannot be had: {error}"
         _build(context, source, making)
     found = _version(str(making / "lib" / SONAME))
     if found < WANTED:
