@@ -125,7 +125,7 @@ metrics_table! {
     REGIONS Gauge "kvik_regions" []
         "Regions that are registered.";
     CPU Counter "kvik_thread_cpu_seconds_total" ["thread"]
-        "CPU seconds of this engine's own threads: kvik-ctl (connections, heartbeats, deadlines), kvik-tls (TLS handshakes), kvik-io (tcp), kvik-copy (local), kvik-map (page tables for local), kvik-nic (nics), kvik-stat (this).";
+        "CPU seconds of this engine's own threads: kvik-ctl (connections, heartbeats, deadlines), kvik-tls (TLS handshakes), kvik-io (tcp), kvik-copy (local), kvik-map (page tables for local), kvik-nic (nics), kvik-order (marks in streams of GPUs), kvik-stat (this).";
     TRACE_DROPPED Counter "kvik_trace_dropped_total" []
         "Transfers that a recording (kvik trace record) lost because they came faster than it was read.";
 }
