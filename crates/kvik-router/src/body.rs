@@ -54,8 +54,12 @@ impl<'a> RequestBody<'a> {
             let message = format!("the request body has no `{prompt}`");
             return Err(Reply::refused(StatusCode::BAD_REQUEST, "missing_prompt", message));
         }
-        if body.get(PARAMS).is_some() {
-            let message = format!("`{PARAMS}` is set by this router; send the request without it");
+        // vLLM takes what is in there for parameters of its own, unless the request has those.
+        let more = body.get("vllm_xargs").and_then(|text| serde_json::from_str::<Self>(text).ok());
+        if body.get(PARAMS).is_some() || more.is_some_and(|more| more.get(PARAMS).is_some()) {
+            let message = format!(
+                "`{PARAMS}` is set by this router; send the request without it, also in `vllm_xargs`"
+            );
             return Err(Reply::refused(StatusCode::BAD_REQUEST, "reserved_field", message));
         }
         Ok(body)
@@ -301,8 +305,17 @@ mod tests {
         assert_eq!(refused(b" [1]").0, "not_an_object");
         let (code, message) = refused(b"{\"prompt\":null}");
         assert!(code == "missing_prompt" && message.contains("`prompt`"), "{message}");
-        let own = br#"{"prompt":"x","kv_transfer_params":{"remote_host":"elsewhere"}}"#;
-        assert_eq!(refused(own).0, "reserved_field");
+        for own in [
+            &br#"{"prompt":"x","kv_transfer_params":{"remote_host":"elsewhere"}}"#[..],
+            br#"{"prompt":"x","vllm_xargs":{"a":[1],"kv_transfer_\u0070arams":"x"}}"#,
+        ] {
+            assert_eq!(refused(own).0, "reserved_field");
+        }
+        for none in
+            [r#"{"prompt":"x","vllm_xargs":{"a":"kv_transfer_params"}}"#, r#"{"prompt":"x","vllm_xargs":7}"#]
+        {
+            parse(none, Kind::Completion);
+        }
     }
 
     #[test]
