@@ -77,12 +77,12 @@ impl<'a> RequestBody<'a> {
     /// whole; so does a request whose answer needs the prompt's own logits, which decode does not compute when
     /// it takes the KV from elsewhere.
     pub(crate) fn needs_whole_decode(&self, kind: Kind) -> Option<Recompute> {
-        match self.get("prompt") {
-            Some(prompt) if kind == Kind::Completion && is_batch(prompt) => {
-                return Some(Recompute::BatchedPrompt);
-            }
-            None if kind == Kind::Completion => return Some(Recompute::PromptEmbeds),
-            _ => {}
+        if kind == Kind::Completion && self.get("prompt").is_some_and(is_batch) {
+            return Some(Recompute::BatchedPrompt);
+        }
+        // Beside a prompt they are another one.
+        if kind == Kind::Completion && self.get("prompt_embeds").is_some() {
+            return Some(Recompute::PromptEmbeds);
         }
         if !self.is_one("n") || !self.is_one("best_of") || self.is_set("use_beam_search") {
             return Some(Recompute::ManyChoices);
@@ -290,7 +290,9 @@ mod tests {
         for logits in [r#"{"prompt":"a","echo":true}"#, r#"{"prompt":"a","prompt_logprobs":0}"#] {
             assert_eq!(completion(logits), Some(Recompute::PromptLogits), "{logits}");
         }
-        assert_eq!(completion(r#"{"prompt_embeds":"AA=="}"#), Some(Recompute::PromptEmbeds));
+        for embeds in [r#"{"prompt_embeds":"AA=="}"#, r#"{"prompt":"a","prompt_embeds":["AA=="]}"#] {
+            assert_eq!(completion(embeds), Some(Recompute::PromptEmbeds), "{embeds}");
+        }
     }
 
     #[test]
