@@ -103,7 +103,7 @@ impl<'a> RequestBody<'a> {
 
     /// The body for prefill: one token, not streamed, and the order to keep the KV.
     ///
-    /// `min_tokens` above 1 becomes 1: it may not exceed `max_tokens`, and as in the client's request it keeps
+    /// `min_tokens` other than 0 becomes 1: it may not exceed `max_tokens`, and as in the client's request it keeps
     /// the engine from ending on the first token, after which there would be no KV to hand over.
     ///
     /// `stream`: what it is told of streams, where the router streams at all.
@@ -119,7 +119,7 @@ impl<'a> RequestBody<'a> {
         if kind == Kind::Chat || self.get("max_completion_tokens").is_some() {
             changes.push(("max_completion_tokens", Some("1")));
         }
-        if self.get("min_tokens").and_then(|text| text.parse::<u64>().ok()).is_some_and(|least| least > 1) {
+        if self.get("min_tokens").is_some_and(|least| least != "0") {
             changes.push(("min_tokens", Some("1")));
         }
         self.write(&changes)
@@ -264,6 +264,9 @@ mod tests {
         assert!(cut.contains(r#""min_tokens":1"#), "{cut}");
         let bare = parse(r#"{"messages":[]}"#, Kind::Chat);
         assert!(text(bare.for_prefill(Kind::Chat, None)).contains("max_completion_tokens"));
+        // What engines take for a number.
+        let odd = parse(r#"{"messages":[],"min_tokens":"7"}"#, Kind::Chat);
+        assert!(text(odd.for_prefill(Kind::Chat, None)).contains(r#""min_tokens":1"#));
         let completion = parse(r#"{"prompt":"x","min_tokens":0}"#, Kind::Completion);
         let cut = text(completion.for_prefill(Kind::Completion, None));
         assert!(!cut.contains("max_completion_tokens") && cut.contains(r#""min_tokens":0"#), "{cut}");
