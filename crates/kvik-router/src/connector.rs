@@ -11,6 +11,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use http::{Extensions, Uri};
 use hyper::rt::{Read, ReadBufCursor, Write};
@@ -18,6 +19,8 @@ use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 use tower_service::Service;
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Set once a connection has delivered a response.
 #[derive(Clone, Default)]
@@ -39,22 +42,30 @@ impl Answered {
     }
 }
 
-/// [`HttpConnector`], with the mark put on every connection.
+/// [`HttpConnector`], with the mark put on every connection, and with a bound on all of connecting: its own does not
+/// count the time in which the system looks for the address of a name.
 #[derive(Clone)]
-pub(crate) struct MarkingConnector(pub(crate) HttpConnector);
+pub(crate) struct MarkingConnector<C = HttpConnector>(pub(crate) C, pub(crate) Duration);
 
-impl Service<Uri> for MarkingConnector {
+impl<C> Service<Uri> for MarkingConnector<C>
+where
+    C: Service<Uri, Response = TokioIo<TcpStream>, Error: Into<BoxError>, Future: Send + 'static>,
+{
     type Response = Marked;
-    type Error = <HttpConnector as Service<Uri>>::Error;
-    type Future = Pin<Box<dyn Future<Output = Result<Marked, Self::Error>> + Send>>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Marked, BoxError>> + Send>>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
-        self.0.poll_ready(cx)
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.0.poll_ready(cx).map_err(Into::into)
     }
 
     fn call(&mut self, uri: Uri) -> Self::Future {
-        let connecting = self.0.call(uri);
-        Box::pin(async move { Ok(Marked { io: connecting.await?, answered: Answered::default() }) })
+        let (connecting, limit) = (self.0.call(uri), self.1);
+        Box::pin(async move {
+            let connected = tokio::time::timeout(limit, connecting).await;
+            let io = connected.map_err(|_| format!("not connected within {} s", limit.as_secs_f64()))?;
+            Ok(Marked { io: io.map_err(Into::<BoxError>::into)?, answered: Answered::default() })
+        })
     }
 }
 
@@ -103,5 +114,36 @@ impl Write for Marked {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.io).poll_write_vectored(cx, bufs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::future::Pending;
+
+    /// Looks for the address for ever, as the system does in vain for long.
+    struct Nameless;
+
+    impl Service<Uri> for Nameless {
+        type Response = TokioIo<TcpStream>;
+        type Error = io::Error;
+        type Future = Pending<io::Result<TokioIo<TcpStream>>>;
+
+        fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn call(&mut self, _: Uri) -> Self::Future {
+            std::future::pending()
+        }
+    }
+
+    #[tokio::test]
+    async fn connecting_is_bounded_with_all_that_it_takes() {
+        let asked =
+            MarkingConnector(Nameless, Duration::from_millis(20)).call(Uri::from_static("http://p0:1"));
+        let ended = tokio::time::timeout(Duration::from_secs(20), asked).await.expect("it waits for ever");
+        assert_eq!(ended.err().unwrap().to_string(), "not connected within 0.02 s");
     }
 }

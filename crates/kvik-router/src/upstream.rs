@@ -96,7 +96,7 @@ impl Upstream {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE)
             .pool_max_idle_per_host(IDLE_PER_ENGINE)
-            .build(MarkingConnector(connector));
+            .build(MarkingConnector(connector, config.connect_timeout));
         Self { client, prefill_silence: config.prefill_timeout, decode_silence: config.decode_timeout }
     }
 
