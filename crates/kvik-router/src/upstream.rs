@@ -2,7 +2,7 @@
 
 use std::error::Error as _;
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request, Response};
@@ -21,9 +21,13 @@ use crate::pool::Engine;
 const IDLE: Duration = Duration::from_secs(4);
 const IDLE_PER_ENGINE: usize = 256;
 
-/// An engine that computes is silent, so silence says nothing of its host. The host's kernel answers keepalive
-/// probes meanwhile; one that has not acknowledged anything for a minute is gone.
-const KEEPALIVE: Duration = Duration::from_secs(15);
+/// An idle connection that the engine had closed fails at once. One that ends later ends with the engine, or by it, over
+/// this request, which is then not sent again.
+const STALE: Duration = Duration::from_secs(1);
+
+/// An engine that computes is silent, so silence says nothing of its host, and so is the client that waits for it. A
+/// host's kernel answers keepalive probes meanwhile; an engine's that has not acknowledged anything for a minute is gone.
+pub(crate) const KEEPALIVE: Duration = Duration::from_secs(15);
 const HOST_GONE: Duration = Duration::from_secs(60);
 
 /// How an engine failed.
@@ -145,13 +149,14 @@ impl Upstream {
         attached: &Attached,
         on_stale: impl Fn(),
     ) -> Result<Response<Incoming>, Failure> {
+        let began = Instant::now();
         let error = match self.send_once(engine, call, attached).await? {
             Ok(response) => return Ok(response),
             Err(error) => error,
         };
         let kind = kind_of(&error);
-        let reused = error.connect_info().is_some_and(Answered::is_marked);
-        if kind != FailureKind::Closed || !reused {
+        let stale = began.elapsed() < STALE && error.connect_info().is_some_and(Answered::is_marked);
+        if kind != FailureKind::Closed || !stale {
             return Err(Failure::new(engine, kind, chain(&error)));
         }
         on_stale();

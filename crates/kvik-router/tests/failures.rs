@@ -152,8 +152,8 @@ async fn what_a_decode_engine_died_of_is_sent_to_no_other() {
     assert_eq!(other.pending().await, 0);
 }
 
-/// Serves HTTP by hand: answers as many requests on each connection as told, then closes it at the next one.
-async fn closing_after(answers: usize) -> String {
+/// Serves HTTP by hand: answers as many requests on each connection as told, then closes it so long after the next one.
+async fn closing_after(answers: usize, after: Duration) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move {
@@ -169,6 +169,7 @@ async fn closing_after(answers: usize) -> String {
                     stream.write_all(head.as_bytes()).await.unwrap();
                 }
                 read_request(&mut stream).await;
+                tokio::time::sleep(after).await;
             });
         }
     });
@@ -192,7 +193,7 @@ async fn read_request(stream: &mut TcpStream) -> bool {
 
 #[tokio::test]
 async fn an_idle_connection_closed_under_us_costs_nothing() {
-    let (engine, decode) = (closing_after(1).await, good_decode().await);
+    let (engine, decode) = (closing_after(1, Duration::ZERO).await, good_decode().await);
     let router = RunningRouter::start(config(&[&engine], &[&decode.url()])).unwrap();
     for _ in 0..3 {
         assert_eq!(complete(&router, SENT).await.0, 200);
@@ -201,8 +202,19 @@ async fn an_idle_connection_closed_under_us_costs_nothing() {
 }
 
 #[tokio::test]
+async fn an_engine_that_dies_over_a_request_gets_it_once() {
+    let (engine, decode) = (closing_after(1, Duration::from_millis(1200)).await, good_decode().await);
+    let router = RunningRouter::start(config(&[&engine], &[&decode.url()])).unwrap();
+    assert_eq!(complete(&router, SENT).await.0, 200);
+    // The connection had been idle, and has had the request for longer than it takes to find it closed.
+    fails(&router, 502, "engine_closed_connection", "prefill", &engine).await;
+    let (_, _, text) = get(&router, "/metrics").await;
+    assert!(!text.contains("kvik_router_stale_connections_total{"), "{text}");
+}
+
+#[tokio::test]
 async fn a_fresh_connection_closed_without_answer_is_the_engines_failure() {
-    let (engine, decode) = (closing_after(0).await, good_decode().await);
+    let (engine, decode) = (closing_after(0, Duration::ZERO).await, good_decode().await);
     let router = RunningRouter::start(config(&[&engine], &[&decode.url()])).unwrap();
     fails(&router, 502, "engine_closed_connection", "prefill", &engine).await;
     let (_, _, text) = get(&router, "/metrics").await;
