@@ -7,11 +7,13 @@ use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
+use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 
 use crate::service::app;
 use crate::shared::Shared;
+use crate::upstream::KEEPALIVE;
 
 /// How far a router has been told to end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -100,13 +102,18 @@ async fn accept(
 }
 
 /// Chunks leave at once, and a client that acknowledges nothing for `silence`, or whose window stays shut for
-/// so long, is cut off by the kernel: no answer waits for ever in a buffer.
+/// so long, is cut off by the kernel: no answer waits for ever in a buffer. Where nothing is sent, as during prefill, it
+/// asks whether the client's host is still there.
 fn prepare(stream: &TcpStream, silence: Duration) {
     let millis = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX);
-    let set = stream
-        .set_nodelay(true)
-        .and_then(|()| Ok(rustix::net::sockopt::set_tcp_user_timeout(stream, millis)?));
-    if let Err(e) = set {
+    let set = || -> std::io::Result<()> {
+        stream.set_nodelay(true)?;
+        sockopt::set_tcp_user_timeout(stream, millis)?;
+        sockopt::set_tcp_keepidle(stream, KEEPALIVE)?;
+        sockopt::set_tcp_keepintvl(stream, KEEPALIVE)?;
+        Ok(sockopt::set_socket_keepalive(stream, true)?)
+    };
+    if let Err(e) = set() {
         log::debug!("a client's connection cannot be tuned: {e}");
     }
 }

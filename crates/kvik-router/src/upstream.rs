@@ -95,6 +95,7 @@ impl Upstream {
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(config.connect_timeout));
         connector.set_keepalive(Some(KEEPALIVE));
+        connector.set_keepalive_interval(Some(KEEPALIVE));
         connector.set_tcp_user_timeout(Some(HOST_GONE));
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())

@@ -7,6 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use common::*;
 use kvik_router::RunningRouter;
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::sync::mpsc;
 
@@ -64,7 +65,6 @@ async fn during_the_stream() {
 
 #[tokio::test]
 async fn with_half_a_body() {
-    use tokio::io::AsyncWriteExt;
     let (prefill, decode) = (good_prefill().await, good_decode().await);
     let router = router(&prefill, &decode);
     let mut stream = TcpStream::connect(router.addr()).await.unwrap();
@@ -103,6 +103,30 @@ async fn until_connecting(port: u16) {
         }
         assert!(std::time::Instant::now() < until, "nobody connects to {to}");
     }
+}
+
+/// The timer of a connection of this machine, as `/proc/net/tcp` has it: its kind, and hundredths of a second.
+async fn timer_of(here: u16, there: u16) -> (String, u64) {
+    let ends = [here, there].map(|port| format!("0100007F:{port:04X}"));
+    let table = tokio::fs::read_to_string("/proc/self/net/tcp").await.unwrap();
+    let mut rows = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let row = rows.find(|row| row[1..3] == ends).unwrap();
+    let (kind, left) = row[5].split_once(':').unwrap();
+    (kind.to_owned(), u64::from_str_radix(left, 16).unwrap())
+}
+
+#[tokio::test]
+async fn a_host_that_goes_without_a_word_is_asked_whether_it_is_there() {
+    const KEEPALIVE: &str = "02";
+    let ((prefill, _gone), decode) = (silent().await, good_decode().await);
+    let router = router(&prefill, &decode);
+    let mut client = TcpStream::connect(router.addr()).await.unwrap();
+    let text =
+        format!("POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-length: {}\r\n\r\n{SENT}", SENT.len());
+    client.write_all(text.as_bytes()).await.unwrap();
+    prefill.next().await;
+    let timer = timer_of(router.addr().port(), client.local_addr().unwrap().port()).await;
+    assert!(timer.0 == KEEPALIVE && timer.1 <= 1500, "{timer:?}");
 }
 
 #[tokio::test]
