@@ -49,6 +49,13 @@ pub(crate) struct ClientRequest<'a> {
     pub(crate) body: RequestBody<'a>,
 }
 
+impl ClientRequest<'_> {
+    /// One of the requests that it becomes.
+    pub(crate) fn call(&self, headers: &HeaderMap, body: Vec<u8>) -> Call {
+        Call { method: Method::POST, path: self.path.clone(), headers: headers.clone(), body: body.into() }
+    }
+}
+
 /// What prefill left us with.
 enum Prefilled {
     Params(Box<RawValue>),
@@ -64,7 +71,7 @@ pub(crate) async fn serve(exchange: &mut Exchange, request: &ClientRequest<'_>) 
     if let Some(reason) = request.body.needs_whole_decode(request.kind) {
         recompute(&exchange.shared, &exchange.id, reason);
     } else {
-        let mut engines: Vec<_> = exchange.shared.prefill.pick().cloned().collect();
+        let mut engines = exchange.shared.prefill.pick();
         let first = engines.first().cloned().filter(|_| exchange.shared.config.stream);
         if let Some(engine) = first.filter(|engine| engine.template().is_some()) {
             if let Some(answer) = stream::serve(exchange, request, &headers, &engine).await? {
@@ -78,7 +85,7 @@ pub(crate) async fn serve(exchange: &mut Exchange, request: &ClientRequest<'_>) 
             Prefilled::Params(granted) => params = Some(granted),
         }
     }
-    decode(exchange, request, headers, params.as_deref()).await
+    decode(exchange, request, &headers, params.as_deref()).await
 }
 
 pub(crate) fn recompute(shared: &Shared, id: &str, reason: Recompute) {
@@ -93,14 +100,13 @@ async fn prefill(
     engines: Vec<Arc<Engine>>,
 ) -> Result<Prefilled, Reply> {
     let asks = exchange.shared.config.stream.then_some("{}");
-    let body = request.body.for_prefill(request.kind, asks).into();
-    let call = Call { method: Method::POST, path: request.path.clone(), headers: headers.clone(), body };
+    let call = request.call(headers, request.body.for_prefill(request.kind, asks));
     exchange.stage = Stage::Prefill;
     exchange.timing.routed();
     let began = Instant::now();
     let (shared, nothing) = (exchange.shared.clone(), Attached::default());
     let chosen = &mut exchange.prefill;
-    let (engine, response) = ask_among(&shared, &exchange.id, engines, &call, &nothing, chosen).await?;
+    let (engine, response) = shared.ask(&exchange.id, engines, &call, &nothing, chosen).await?;
     if !response.status().is_success() {
         return Ok(Prefilled::Refused(Answer::passed_on(response, engine)));
     }
@@ -134,21 +140,17 @@ pub(crate) fn params_of(answer: &[u8]) -> Result<Option<Box<RawValue>>, serde_js
 pub(crate) async fn decode(
     exchange: &mut Exchange,
     request: &ClientRequest<'_>,
-    headers: HeaderMap,
+    headers: &HeaderMap,
     params: Option<&RawValue>,
 ) -> Result<Answer, Reply> {
     let attached = Arc::new(Attached::default());
-    let path = request.path.clone();
     exchange.granted = params.map(|params| GrantedKv {
-        path: path.clone(),
-        headers: headers.clone(),
-        body: request.body.for_release(request.kind, params).into(),
+        call: request.call(headers, request.body.for_release(request.kind, params)),
         attached: attached.clone(),
     });
-    let body = request.body.for_decode(params).into();
     exchange.stage = Stage::Decode;
     exchange.timing.decode_begins();
-    let call = Call { method: Method::POST, path, headers, body };
+    let call = request.call(headers, request.body.for_decode(params));
     let shared = exchange.shared.clone();
     let (engine, begun) = begin(&shared, &exchange.id, &call, &attached, &mut exchange.decode).await?;
     exchange.decode_answered(matches!(begun, Begun::Refused(_)));
@@ -173,7 +175,7 @@ pub(crate) async fn begin(
     attached: &Attached,
     chosen: &mut Option<EngineUrl>,
 ) -> Result<(Arc<Engine>, Begun), Reply> {
-    let (engine, response) = ask(shared, id, call, attached, chosen).await?;
+    let (engine, response) = shared.ask(id, shared.decode.pick(), call, attached, chosen).await?;
     if !response.status().is_success() {
         return Ok((engine, Begun::Refused(response)));
     }
@@ -216,51 +218,6 @@ pub(crate) fn answer(exchange: &mut Exchange, engine: Arc<Engine>, begun: Begun)
 fn is_stream(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
     kind.is_some_and(|kind| kind.starts_with("text/event-stream"))
-}
-
-/// Asks the decode engines in turn, as long as nothing has been sent to any.
-pub(crate) async fn ask(
-    shared: &Shared,
-    id: &str,
-    call: &Call,
-    attached: &Attached,
-    chosen: &mut Option<EngineUrl>,
-) -> Result<(Arc<Engine>, Response<Incoming>), Reply> {
-    ask_among(shared, id, shared.decode.pick().cloned().collect(), call, attached, chosen).await
-}
-
-/// Asks these engines of one role in turn, as long as nothing has been sent to any; `chosen` tells the last.
-async fn ask_among(
-    shared: &Shared,
-    id: &str,
-    engines: Vec<Arc<Engine>>,
-    call: &Call,
-    attached: &Attached,
-    chosen: &mut Option<EngineUrl>,
-) -> Result<(Arc<Engine>, Response<Incoming>), Reply> {
-    let role = engines.first().map_or(Role::Decode, |engine| engine.role);
-    let mut last = None;
-    for engine in engines {
-        *chosen = Some(engine.url.clone());
-        let stale = || shared.metrics.stale_connection(engine.role);
-        match shared.upstream.send(&engine, call, attached, stale).await {
-            Ok(response) => return Ok((engine, response)),
-            Err(failure) => {
-                report(shared, id, &failure);
-                let try_next = failure.nothing_sent();
-                last = Some(failure);
-                if !try_next {
-                    break;
-                }
-            }
-        }
-    }
-    Err(last.as_ref().map_or_else(|| Reply::no_engine(role), Reply::engine_failed))
-}
-
-pub(crate) fn report(shared: &Shared, id: &str, failure: &Failure) {
-    shared.metrics.upstream_error(failure.role, failure.kind);
-    log::warn!(request:% = id; "request {id}: {} engine {}: {}", failure.role.name(), failure.url, failure.detail);
 }
 
 /// An engine that answered, and then failed within its answer.

@@ -16,6 +16,7 @@ pub(crate) struct Pool {
     pub(crate) role: Role,
     engines: Vec<Arc<Engine>>,
     next: AtomicUsize,
+    next_beside: AtomicUsize,
 }
 
 /// One engine.
@@ -46,17 +47,24 @@ impl Pool {
             let (last, away, template) = (Mutex::default(), Mutex::default(), Mutex::default());
             Arc::new(Engine { url: url.clone(), role, last, away, template })
         };
-        Self { role, engines: urls.iter().map(engine).collect(), next: AtomicUsize::new(0) }
+        let (next, next_beside) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        Self { role, engines: urls.iter().map(engine).collect(), next, next_beside }
     }
 
     /// The engines in the order in which this request should try them: each once, the first in rotation, and last those
     /// that could not be reached lately. Of those, one whose turn it is is tried first now and then.
-    pub(crate) fn pick(&self) -> impl Iterator<Item = &Arc<Engine>> {
-        self.pick_at(Instant::now())
+    pub(crate) fn pick(&self) -> Vec<Arc<Engine>> {
+        self.pick_at(&self.next, Instant::now())
     }
 
-    fn pick_at(&self, now: Instant) -> impl Iterator<Item = &Arc<Engine>> {
-        let (turn, count) = (self.next.fetch_add(1, Ordering::Relaxed), self.engines.len().max(1));
+    /// The same for what costs an engine nothing, with turns of its own: where one such request comes before each that does,
+    /// all of those would go to every second engine.
+    pub(crate) fn pick_beside(&self) -> Vec<Arc<Engine>> {
+        self.pick_at(&self.next_beside, Instant::now())
+    }
+
+    fn pick_at(&self, turns: &AtomicUsize, now: Instant) -> Vec<Arc<Engine>> {
+        let (turn, count) = (turns.fetch_add(1, Ordering::Relaxed), self.engines.len().max(1));
         let (first, round) = (turn % count, turn / count);
         let in_turn = self.engines[first..].iter().chain(&self.engines[..first]);
         let last = |(at, engine): &(usize, &Arc<Engine>)| engine.is_left_alone(*at == 0, now);
@@ -66,7 +74,7 @@ impl Pool {
             let begin = round % ready.len();
             ready.rotate_left(begin);
         }
-        ready.into_iter().chain(last).map(|(_, engine)| engine)
+        ready.into_iter().chain(last).map(|(_, engine)| engine.clone()).collect()
     }
 
     pub(crate) fn engines(&self) -> &[Arc<Engine>] {
@@ -143,11 +151,16 @@ impl Engine {
 mod tests {
     use super::*;
 
+    /// So many engines, and their addresses.
+    fn engines(count: usize) -> (Pool, Vec<EngineUrl>) {
+        let urls: Vec<EngineUrl> = (0..count).map(|i| format!("http://p:{i}").parse().unwrap()).collect();
+        (Pool::new(Role::Prefill, &urls), urls)
+    }
+
     #[test]
     fn picks_rotate_and_name_every_engine_once() {
-        let urls: Vec<EngineUrl> = (1..=3).map(|i| format!("http://p:{i}").parse().unwrap()).collect();
-        let pool = Pool::new(Role::Prefill, &urls);
-        let order = |pool: &Pool| pool.pick().map(|e| e.url.clone()).collect::<Vec<_>>();
+        let (pool, urls) = engines(3);
+        let order = |pool: &Pool| pool.pick().iter().map(|e| e.url.clone()).collect::<Vec<_>>();
         assert_eq!(order(&pool), [urls[0].clone(), urls[1].clone(), urls[2].clone()]);
         assert_eq!(order(&pool), [urls[1].clone(), urls[2].clone(), urls[0].clone()]);
         assert_eq!(order(&pool)[0], urls[2]);
@@ -156,12 +169,11 @@ mod tests {
 
     #[test]
     fn what_cannot_be_reached_is_tried_by_one_request_at_a_time() {
-        let urls: Vec<EngineUrl> = (1..=2).map(|i| format!("http://p:{i}").parse().unwrap()).collect();
-        let pool = Pool::new(Role::Prefill, &urls);
+        let (pool, urls) = engines(2);
         let began = Instant::now();
         // Of two requests, one begins with the first engine: whether it does is asked of both.
         let tried = |after: Duration| {
-            let orders: Vec<_> = (0..2).map(|_| pool.pick_at(began + after).cloned().collect()).collect();
+            let orders: Vec<_> = (0..2).map(|_| pool.pick_at(&pool.next, began + after)).collect();
             assert!(orders.iter().all(|order: &Vec<_>| order.len() == 2));
             orders.iter().filter(|order| order[0].url == urls[0]).count()
         };
@@ -181,8 +193,7 @@ mod tests {
 
     #[test]
     fn who_has_not_answered_is_not_back() {
-        let urls: Vec<EngineUrl> = (1..=2).map(|i| format!("http://p:{i}").parse().unwrap()).collect();
-        let pool = Pool::new(Role::Decode, &urls);
+        let (pool, urls) = engines(2);
         let (engine, began) = (&pool.engines()[0], Instant::now());
         for (seen, back) in [
             (Err(FailureKind::Timeout), false),
@@ -193,7 +204,7 @@ mod tests {
         ] {
             engine.note(Err(FailureKind::Connect));
             engine.note(seen);
-            let firsts = (0..2).filter(|_| pool.pick_at(began).next().unwrap().url == urls[0]).count();
+            let firsts = (0..2).filter(|_| pool.pick_at(&pool.next, began)[0].url == urls[0]).count();
             assert_eq!(firsts, usize::from(back), "{seen:?}");
         }
     }
@@ -207,7 +218,7 @@ mod tests {
             gone.iter().for_each(|at| pool.engines()[*at].note_away(true, began));
             let mut firsts = [0; 4];
             for _ in 0..240 {
-                let order: Vec<_> = pool.pick_at(began).map(|e| e.url.clone()).collect();
+                let order: Vec<_> = pool.pick_at(&pool.next, began).iter().map(|e| e.url.clone()).collect();
                 assert!(urls.iter().all(|url| order.contains(url)));
                 firsts[urls.iter().position(|url| *url == order[0]).unwrap()] += 1;
             }
@@ -219,8 +230,7 @@ mod tests {
 
     #[test]
     fn a_template_is_forgotten_with_its_run_and_no_later() {
-        let urls: Vec<EngineUrl> = vec!["http://p:1".parse().unwrap()];
-        let pool = Pool::new(Role::Prefill, &urls);
+        let (pool, _) = engines(1);
         let engine = &pool.engines()[0];
         engine.keep_template(Some("new".into()));
         engine.forget_template("old");

@@ -15,22 +15,16 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
-use http::{HeaderMap, Method};
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
-
+use crate::collect::next_piece;
 use crate::headers::put_id;
-use crate::metrics::ReleaseOutcome;
+use crate::metrics::{ReleaseOutcome, Role};
 use crate::shared::{MOST_RELEASES, Shared};
 use crate::upstream::{Attached, Call};
 
 /// KV that waits on a prefill engine, and the request that would fetch it.
 pub(crate) struct GrantedKv {
-    pub(crate) path: String,
-    pub(crate) headers: HeaderMap,
     /// The client's request cut to one token, with the params.
-    pub(crate) body: Bytes,
+    pub(crate) call: Call,
     /// Whether the client's own decode request has reached a connection.
     pub(crate) attached: Arc<Attached>,
 }
@@ -71,34 +65,17 @@ pub(crate) fn start(shared: &Arc<Shared>, granted: GrantedKv, id: &str) {
 }
 
 async fn give_back(shared: &Shared, granted: GrantedKv, id: &str) -> Result<(), String> {
-    let GrantedKv { path, mut headers, body, .. } = granted;
-    put_id(&mut headers, id);
-    let call = Call { method: Method::POST, path, headers, body };
-    let mut failed = String::from("there is no decode engine");
-    for engine in shared.decode.pick() {
-        let stale = || shared.metrics.stale_connection(engine.role);
-        match shared.upstream.send(engine, &call, &Attached::default(), stale).await {
-            Ok(response) if response.status().is_success() => {
-                return first_bytes(response.into_body()).await;
-            }
-            Ok(response) => return Err(format!("{} answered {}", engine.url, response.status())),
-            Err(failure) => {
-                failed = format!("{} failed: {}", failure.url, failure.detail);
-                if !failure.nothing_sent() {
-                    break;
-                }
-            }
-        }
+    let mut call = granted.call;
+    put_id(&mut call.headers, id);
+    let (nothing, engines) = (Attached::default(), shared.decode.pick());
+    let asked = shared.ask(id, engines, &call, &nothing, &mut None).await;
+    let (engine, response) = asked.map_err(|reply| reply.message)?;
+    if !response.status().is_success() {
+        return Err(format!("{} answered {}", engine.url, response.status()));
     }
-    Err(failed)
-}
-
-async fn first_bytes(mut body: Incoming) -> Result<(), String> {
-    while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|e| format!("the decode engine's answer broke off: {e}"))?;
-        if frame.data_ref().is_some_and(|data| !data.is_empty()) {
-            return Ok(());
-        }
+    match next_piece(&mut response.into_body(), shared.upstream.silence(Role::Decode)).await {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Err(format!("the answer of {} was empty", engine.url)),
+        Err(_) => Err(format!("{} broke off its answer", engine.url)),
     }
-    Err("the decode engine's answer was empty".into())
 }

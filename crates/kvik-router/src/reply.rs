@@ -6,7 +6,7 @@ use http::{Response, StatusCode};
 use serde_json::json;
 
 use crate::headers::put_id;
-use crate::metrics::{FailureKind, Outcome, Role};
+use crate::metrics::{FailureKind, Outcome};
 use crate::upstream::Failure;
 
 /// An error answer, and how the request is counted that gets it.
@@ -56,8 +56,8 @@ impl Reply {
     }
 
     /// A role without engines, which a checked configuration does not have.
-    pub(crate) fn no_engine(role: Role) -> Self {
-        let message = format!("there is no {} engine", role.name());
+    pub(crate) fn no_engine() -> Self {
+        let message = "there is no engine of the role that the request needs".into();
         let status = StatusCode::SERVICE_UNAVAILABLE;
         Self { status, outcome: Outcome::EngineFailed, code: "no_engine", message }
     }

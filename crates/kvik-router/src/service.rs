@@ -97,7 +97,8 @@ async fn models(State(shared): State<Arc<Shared>>, request: Request) -> Response
     let headers = for_engine(request.headers(), &id);
     let call = Call { method: Method::GET, path: path_of(request.uri()), headers, body: Bytes::new() };
     exchange.stage = Stage::Decode;
-    match handover::ask(&shared, &id, &call, &Attached::default(), &mut exchange.decode).await {
+    let engines = shared.decode.pick_beside();
+    match shared.ask(&id, engines, &call, &Attached::default(), &mut exchange.decode).await {
         Ok((engine, response)) => respond(exchange, Answer::passed_on(response, engine), false),
         Err(reply) => {
             exchange.finish(reply.outcome);

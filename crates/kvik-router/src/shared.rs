@@ -2,14 +2,17 @@
 
 use std::sync::Arc;
 
+use http::Response;
+use hyper::body::Incoming;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
-use crate::config::RouterConfig;
+use crate::config::{EngineUrl, RouterConfig};
 use crate::metrics::{Metrics, Role};
-use crate::pool::Pool;
-use crate::upstream::Upstream;
+use crate::pool::{Engine, Pool};
+use crate::reply::Reply;
+use crate::upstream::{Attached, Call, Failure, Upstream};
 
 /// Most releases at work at once: under a wave of leaving clients the decode engines have better to do.
 pub(crate) const MOST_RELEASES: usize = 64;
@@ -49,5 +52,40 @@ impl Shared {
             handle,
             config,
         }
+    }
+
+    /// Asks these engines of one role in turn, as long as nothing has been sent to any; `chosen` tells the last.
+    pub(crate) async fn ask(
+        &self,
+        id: &str,
+        engines: Vec<Arc<Engine>>,
+        call: &Call,
+        attached: &Attached,
+        chosen: &mut Option<EngineUrl>,
+    ) -> Result<(Arc<Engine>, Response<Incoming>), Reply> {
+        let mut last = None;
+        for engine in engines {
+            *chosen = Some(engine.url.clone());
+            let stale = || self.metrics.stale_connection(engine.role);
+            match self.upstream.send(&engine, call, attached, stale).await {
+                Ok(response) => return Ok((engine, response)),
+                Err(failure) => {
+                    self.report(id, &failure);
+                    let try_next = failure.nothing_sent();
+                    last = Some(failure);
+                    if !try_next {
+                        break;
+                    }
+                }
+            }
+        }
+        Err(last.as_ref().map_or_else(Reply::no_engine, Reply::engine_failed))
+    }
+
+    /// Counts an engine's failure over this request, and says it.
+    pub(crate) fn report(&self, id: &str, failure: &Failure) {
+        let Failure { role, url, kind, detail } = failure;
+        self.metrics.upstream_error(*role, *kind);
+        log::warn!(request:% = id; "request {id}: {} engine {url}: {detail}", role.name());
     }
 }

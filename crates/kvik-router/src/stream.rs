@@ -16,13 +16,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use http::{HeaderMap, Method};
+use http::HeaderMap;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::body::{Kind, RequestBody};
 use crate::exchange::Exchange;
-use crate::handover::{self, Answer, Begun, ClientRequest, begin, decode, read_params, recompute, report};
+use crate::handover::{self, Answer, Begun, ClientRequest, begin, decode, read_params, recompute};
 use crate::metrics::{FailureKind, Recompute, Role, Stage, Streamed};
 use crate::note::Note;
 use crate::pool::Engine;
@@ -98,7 +98,7 @@ pub(crate) async fn serve(
     match both(exchange, request, headers, (engine, template), &told).await? {
         Next::Answer(answer) => Ok(Some(answer)),
         Next::Pull => Ok(None),
-        Next::Decode(params) => decode(exchange, request, headers.clone(), params.as_deref()).await.map(Some),
+        Next::Decode(params) => decode(exchange, request, headers, params.as_deref()).await.map(Some),
     }
 }
 
@@ -112,8 +112,8 @@ async fn both(
     let shared = exchange.shared.clone();
     let text = format!(r#"{{"do_remote_prefill":true,"do_remote_decode":false,"kvik":{{"stream":{told}}}}}"#);
     let Ok(params) = RawValue::from_string(text) else { return Ok(Next::Pull) };
-    let to_prefill = call(request, headers, request.body.for_prefill(request.kind, Some(told)));
-    let to_decode = call(request, headers, request.body.for_decode(Some(&params)));
+    let to_prefill = request.call(headers, request.body.for_prefill(request.kind, Some(told)));
+    let to_decode = request.call(headers, request.body.for_decode(Some(&params)));
     let attached = Arc::new(Attached::default());
     exchange.prefill = Some(engine.url.clone());
     exchange.stage = Stage::Prefill;
@@ -135,9 +135,7 @@ async fn both(
                 handed_over = true;
                 exchange.stage = Stage::Decode;
                 exchange.granted = Some(GrantedKv {
-                    path: request.path.clone(),
-                    headers: headers.clone(),
-                    body: request.body.for_release(request.kind, &params).into(),
+                    call: request.call(headers, request.body.for_release(request.kind, &params)),
                     attached: attached.clone(),
                 });
                 decoding.await
@@ -151,10 +149,6 @@ async fn both(
         hear_out(exchange, request, headers, (end, prefilling), began.elapsed());
     }
     Ok(Next::Answer(handover::answer(exchange, answering, begun)))
-}
-
-fn call(request: &ClientRequest<'_>, headers: &HeaderMap, body: Vec<u8>) -> Call {
-    Call { method: Method::POST, path: request.path.clone(), headers: headers.clone(), body: body.into() }
 }
 
 /// Decode has begun to answer: keeps what the beginning and prefill say of the stream, and has the rest of the answer
@@ -197,7 +191,7 @@ fn hear_out(
 ) {
     let (shared, id, kind) = (exchange.shared.clone(), exchange.id.clone(), request.kind);
     let Ok(place) = shared.late.clone().try_acquire_owned() else { return end.forget() };
-    let again = call(request, headers, request.body.for_decode(None));
+    let again = request.call(headers, request.body.for_decode(None));
     let (tasks, handle) = (shared.tasks.clone(), shared.handle.clone());
     tasks.spawn_on(
         async move {
@@ -215,7 +209,7 @@ fn hear_out(
                         give_back(&shared, &id, kind, again, &params);
                     }
                 }
-                Ok(Prefill::Failed(failure)) => report(&shared, &id, &failure),
+                Ok(Prefill::Failed(failure)) => shared.report(&id, &failure),
                 Ok(Prefill::Answered(None) | Prefill::Refused(_)) | Err(_) => {}
             }
             drop(place);
@@ -226,10 +220,10 @@ fn hear_out(
 
 /// Gives back what prefill offers of a request that decode has answered without it. `again`: that request.
 fn give_back(shared: &Arc<Shared>, id: &str, kind: Kind, again: Call, params: &RawValue) {
-    if let Ok(body) = RequestBody::parse(&again.body, kind) {
-        let body = body.for_release(kind, params).into();
-        let granted = GrantedKv { path: again.path, headers: again.headers, body, attached: Arc::default() };
-        release::start(shared, granted, id);
+    let body = again.body.clone();
+    if let Ok(parsed) = RequestBody::parse(&body, kind) {
+        let call = Call { body: parsed.for_release(kind, params).into(), ..again };
+        release::start(shared, GrantedKv { call, attached: Arc::default() }, id);
     }
 }
 
@@ -247,7 +241,7 @@ fn after_prefill(shared: &Shared, id: &str, prefilled: Prefill) -> Result<Option
         }
         Prefill::Refused(answer) => Ok(Some(Next::Answer(answer))),
         Prefill::Failed(failure) => {
-            report(shared, id, &failure);
+            shared.report(id, &failure);
             match failure.kind {
                 FailureKind::Connect => Ok(Some(Next::Pull)),
                 // It has died in the middle. Decode has the prompt, and need not find out by itself.

@@ -27,6 +27,24 @@ async fn models_are_a_decode_engines() {
 }
 
 #[tokio::test]
+async fn who_asks_for_models_takes_nobodys_turn() {
+    let (prefill, one, other) = (good_prefill().await, good_decode().await, good_decode().await);
+    let router = RunningRouter::start(config(&[&prefill.url()], &[&one.url(), &other.url()])).unwrap();
+    for _ in 0..4 {
+        assert_eq!(get(&router, "/v1/models").await.0, 200);
+        assert_eq!(complete(&router, SENT).await.0, 200);
+    }
+    for engine in [one, other] {
+        let mut paths = Vec::new();
+        while engine.pending().await > 0 {
+            paths.push(engine.next().await.path);
+        }
+        paths.sort();
+        assert_eq!(paths, ["/v1/completions", "/v1/completions", "/v1/models", "/v1/models"]);
+    }
+}
+
+#[tokio::test]
 async fn other_paths_and_methods_are_told_what_there_is() {
     let (prefill, decode) = (good_prefill().await, good_decode().await);
     let router = router(&prefill, &decode);
