@@ -99,7 +99,14 @@ async fn models(State(shared): State<Arc<Shared>>, request: Request) -> Response
     exchange.stage = Stage::Decode;
     let engines = shared.decode.pick_beside();
     match shared.ask(&id, engines, &call, &Attached::default(), &mut exchange.decode).await {
-        Ok((engine, response)) => respond(exchange, Answer::passed_on(response, engine), false),
+        Ok((engine, response)) => {
+            let answer = Answer::passed_on(response, engine);
+            if request.method() == Method::HEAD {
+                // The head is all that goes to the client.
+                exchange.finish(answer.outcome);
+            }
+            respond(exchange, answer, false)
+        }
         Err(reply) => {
             exchange.finish(reply.outcome);
             reply.into_response(&id)

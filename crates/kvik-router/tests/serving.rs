@@ -27,6 +27,21 @@ async fn models_are_a_decode_engines() {
 }
 
 #[tokio::test]
+async fn a_head_without_its_answer_is_no_client_that_left() {
+    let prefill = good_prefill().await;
+    let decode = Fake::start(|| async { json(200, r#"{"data":[{"id":"m"}]}"#) }).await;
+    let router = router(&prefill, &decode);
+    let (status, headers, text) = asked(&router, http::Method::HEAD, "/v1/models").await;
+    assert_eq!(
+        (status.as_u16(), text.as_str(), &headers["content-length"]),
+        (200, "", &"21".parse().unwrap())
+    );
+    until_metric(&router, r#"kvik_router_requests_total{endpoint="models",outcome="ok"} 1"#).await;
+    let (_, _, metrics) = get(&router, "/metrics").await;
+    assert!(!metrics.contains("client_left_total{"), "{metrics}");
+}
+
+#[tokio::test]
 async fn who_asks_for_models_takes_nobodys_turn() {
     let (prefill, one, other) = (good_prefill().await, good_decode().await, good_decode().await);
     let router = RunningRouter::start(config(&[&prefill.url()], &[&one.url(), &other.url()])).unwrap();

@@ -275,8 +275,14 @@ pub async fn complete(router: &RunningRouter, body: &str) -> (StatusCode, Header
 }
 
 pub async fn get(router: &RunningRouter, path: &str) -> (StatusCode, HeaderMap, String) {
+    asked(router, Method::GET, path).await
+}
+
+/// Asks without a body.
+pub async fn asked(router: &RunningRouter, method: Method, path: &str) -> (StatusCode, HeaderMap, String) {
     let mut client = Client::connect(router.addr()).await;
-    let request = Request::get(path).header("host", "router").body(Full::default()).unwrap();
+    let request = Request::builder().method(method).uri(path).header("host", "router");
+    let request = request.body(Full::default()).unwrap();
     let response = within("an answer", client.sender.send_request(request)).await.unwrap();
     whole(response).await
 }
