@@ -1,16 +1,17 @@
 //! The paths of the router, and their handlers.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::routing::{get, post};
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderValue};
-use http::{Method, Response, StatusCode, Uri};
+use http::header::{CONTENT_TYPE, EXPECT, HeaderValue};
+use http::{HeaderMap, Method, Response, StatusCode, Uri};
 
 use crate::body::{Kind, RequestBody};
-use crate::collect::{CollectError, collect};
+use crate::collect::{CollectError, collect, next_piece};
 use crate::config::RouterConfig;
 use crate::exchange::Exchange;
 use crate::handover::{self, Answer, ClientRequest};
@@ -21,6 +22,9 @@ use crate::relay::{respond, takes_trailers};
 use crate::reply::{Reply, json_response};
 use crate::shared::Shared;
 use crate::upstream::{Attached, Call};
+
+/// The longest silence of a client whose body nobody wants.
+const READ_ON: Duration = Duration::from_secs(1);
 
 const PATHS: &str =
     "POST /v1/completions, POST /v1/chat/completions, GET /v1/models, GET /health, GET /metrics";
@@ -49,7 +53,7 @@ async fn chat_completions(State(shared): State<Arc<Shared>>, request: Request) -
 async fn generate(shared: Arc<Shared>, request: Request, kind: Kind, endpoint: Endpoint) -> Response<Body> {
     let id = request_id(request.headers());
     let Some(mut exchange) = Exchange::begin(&shared, endpoint, id.clone()) else {
-        return Reply::overloaded(shared.config.max_inflight).into_response(&id);
+        return turned_away(&shared, &id, request, Reply::overloaded(shared.config.max_inflight)).await;
     };
     let trailers = takes_trailers(request.headers());
     match run(&mut exchange, request, kind).await {
@@ -62,14 +66,18 @@ async fn generate(shared: Arc<Shared>, request: Request, kind: Kind, endpoint: E
 }
 
 async fn run(exchange: &mut Exchange, request: Request, kind: Kind) -> Result<Answer, Reply> {
-    let (head, body) = request.into_parts();
-    let bytes = read_body(&exchange.shared.config, body).await?;
+    let (head, mut body) = request.into_parts();
+    let bytes = read_body(&exchange.shared.config, &mut body).await;
+    if bytes.as_ref().is_err_and(|reply| reply.status == StatusCode::PAYLOAD_TOO_LARGE) {
+        read_on(&exchange.shared, &head.headers, body).await;
+    }
+    let bytes = bytes?;
     let parsed = RequestBody::parse(&bytes, kind)?;
     let request = ClientRequest { kind, path: path_of(&head.uri), headers: head.headers, body: parsed };
     handover::serve(exchange, &request).await
 }
 
-async fn read_body(config: &RouterConfig, body: Body) -> Result<Bytes, Reply> {
+async fn read_body(config: &RouterConfig, body: &mut Body) -> Result<Bytes, Reply> {
     collect(body, config.max_body, config.client_timeout).await.map_err(|e| match e {
         CollectError::TooLarge => {
             let message =
@@ -85,6 +93,23 @@ async fn read_body(config: &RouterConfig, body: Body) -> Result<Bytes, Reply> {
     })
 }
 
+/// Reads and drops what a client sends of a body that nobody wants, before it is answered: a connection that is closed
+/// over unread bytes is reset, and the client might never see why. Who waits for `100 Continue` sends nothing.
+async fn read_on(shared: &Shared, headers: &HeaderMap, mut body: Body) {
+    let all = async { while let Ok(Some(_)) = next_piece(&mut body, READ_ON).await {} };
+    if !headers.contains_key(EXPECT) {
+        // Past that, it may be reset.
+        let _ = tokio::time::timeout(shared.config.client_timeout, all).await;
+    }
+}
+
+/// The answer to a request whose body is not looked at.
+async fn turned_away(shared: &Shared, id: &str, request: Request, reply: Reply) -> Response<Body> {
+    let (head, body) = request.into_parts();
+    read_on(shared, &head.headers, body).await;
+    reply.into_response(id)
+}
+
 fn path_of(uri: &Uri) -> String {
     uri.path_and_query().map_or_else(|| uri.path().to_owned(), |path| path.as_str().to_owned())
 }
@@ -92,7 +117,7 @@ fn path_of(uri: &Uri) -> String {
 async fn models(State(shared): State<Arc<Shared>>, request: Request) -> Response<Body> {
     let id = request_id(request.headers());
     let Some(mut exchange) = Exchange::begin(&shared, Endpoint::Models, id.clone()) else {
-        return Reply::overloaded(shared.config.max_inflight).into_response(&id);
+        return turned_away(&shared, &id, request, Reply::overloaded(shared.config.max_inflight)).await;
     };
     let headers = for_engine(request.headers(), &id);
     let call = Call { method: Method::GET, path: path_of(request.uri()), headers, body: Bytes::new() };
@@ -130,15 +155,15 @@ async fn metrics(State(shared): State<Arc<Shared>>) -> Response<Body> {
     }
 }
 
-async fn unknown_path(request: Request) -> Response<Body> {
+async fn unknown_path(State(shared): State<Arc<Shared>>, request: Request) -> Response<Body> {
     let message = format!("there is no {}; this router serves {PATHS}", request.uri().path());
-    Reply::refused(StatusCode::NOT_FOUND, "unknown_path", message)
-        .into_response(&request_id(request.headers()))
+    let reply = Reply::refused(StatusCode::NOT_FOUND, "unknown_path", message);
+    turned_away(&shared, &request_id(request.headers()), request, reply).await
 }
 
-async fn wrong_method(request: Request) -> Response<Body> {
+async fn wrong_method(State(shared): State<Arc<Shared>>, request: Request) -> Response<Body> {
     let message =
         format!("{} is not for {}; this router serves {PATHS}", request.uri().path(), request.method());
-    Reply::refused(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message)
-        .into_response(&request_id(request.headers()))
+    let reply = Reply::refused(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message);
+    turned_away(&shared, &request_id(request.headers()), request, reply).await
 }

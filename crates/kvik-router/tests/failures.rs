@@ -244,6 +244,35 @@ async fn wrong_bodies() {
     assert_eq!((prefill.pending().await, decode.pending().await), (0, 0));
 }
 
+/// Sends all of a request, and only then reads the answer: its status.
+async fn sent_whole(router: &RunningRouter, path: &str, body: &[u8]) -> String {
+    let mut stream = TcpStream::connect(router.addr()).await.unwrap();
+    let head = format!(
+        "POST {path} HTTP/1.1\r\nhost: r\r\nconnection: close\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    within("sending", stream.write_all(&[head.as_bytes(), body].concat())).await.unwrap();
+    let mut answer = Vec::new();
+    within("the answer", stream.read_to_end(&mut answer)).await.unwrap();
+    String::from_utf8(answer).unwrap().split_whitespace().nth(1).unwrap().to_owned()
+}
+
+#[tokio::test]
+async fn a_client_that_is_still_sending_sees_why_it_is_refused() {
+    let ((prefill, _gone), decode) = (silent().await, good_decode().await);
+    let mut config = config(&[&prefill.url()], &[&decode.url()]);
+    (config.max_inflight, config.max_body) = (1, 1 << 20);
+    let router = RunningRouter::start(config).unwrap();
+    let long = vec![b' '; 32 << 20];
+    for (path, status) in [("/v1/completions", "413"), ("/v1/embeddings", "404"), ("/health", "405")] {
+        assert_eq!(sent_whole(&router, path, &long).await, status, "{path}");
+    }
+    let mut client = Client::connect(router.addr()).await;
+    let _held = tokio::spawn(client.post("/v1/completions", SENT, &[]));
+    prefill.next().await;
+    assert_eq!(sent_whole(&router, "/v1/completions", &long).await, "503");
+}
+
 #[tokio::test]
 async fn a_chunked_body_over_the_limit_and_one_that_never_ends() {
     let (prefill, decode) = (good_prefill().await, good_decode().await);
