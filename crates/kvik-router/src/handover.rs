@@ -111,7 +111,7 @@ async fn prefill(
         return Ok(Prefilled::Refused(Answer::passed_on(response, engine)));
     }
     let params = read_params(&shared, response).await;
-    let params = params.map_err(|fault| failed(&shared, &engine, fault))?;
+    let params = params.map_err(|fault| failed(&shared, &exchange.id, &engine, fault))?;
     exchange.timing.prefilled(began);
     let Some(params) = params else { return Ok(Prefilled::NoParams) };
     engine.keep_template(stream::template_of(&params));
@@ -181,7 +181,7 @@ pub(crate) async fn begin(
     }
     match read_beginning(response, shared.upstream.silence(Role::Decode)).await {
         Ok(begun) => Ok((engine, begun)),
-        Err(e) => Err(failed(shared, &engine, broken(e))),
+        Err(e) => Err(failed(shared, id, &engine, broken(e))),
     }
 }
 
@@ -221,10 +221,11 @@ fn is_stream(headers: &HeaderMap) -> bool {
 }
 
 /// An engine that answered, and then failed within its answer.
-fn failed(shared: &Shared, engine: &Engine, (kind, detail): (FailureKind, String)) -> Reply {
+fn failed(shared: &Shared, id: &str, engine: &Engine, (kind, detail): (FailureKind, String)) -> Reply {
     engine.note(Err(kind));
-    shared.metrics.upstream_error(engine.role, kind);
-    Reply::engine_failed(&Failure::new(engine, kind, detail))
+    let failure = Failure::new(engine, kind, detail);
+    shared.report(id, &failure);
+    Reply::engine_failed(&failure)
 }
 
 fn broken(error: CollectError) -> (FailureKind, String) {
