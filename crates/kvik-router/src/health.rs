@@ -53,7 +53,7 @@ async fn ask(shared: &Shared, engine: &Engine) -> bool {
     let attached = Attached::default();
     let asked = tokio::time::timeout(CHECK, shared.upstream.send(engine, &call, &attached, || {})).await;
     if asked.is_err() {
-        engine.note(Err(FailureKind::Timeout));
+        engine.note_last(Err(FailureKind::Timeout));
     }
     matches!(asked, Ok(Ok(_)))
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::config::EngineUrl;
 use crate::metrics::{FailureKind, Role};
 
-/// How long an engine that could not be reached is left alone: the first time, and the longest. A host that is gone
-/// answers nothing, so whoever asks it waits for all of the connect timeout.
+/// How long an engine that could not be reached, or did not answer, is left alone: the first time, and the longest.
+/// Whoever asks it waits for all of a timeout.
 const LEFT_ALONE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(30));
 
 /// Engines of one role. All choosing between engines happens in [`Pool::pick`].
@@ -28,7 +28,7 @@ pub(crate) struct Engine {
     template: Mutex<Option<Arc<str>>>,
 }
 
-/// An engine that could not be reached.
+/// An engine that could not be reached, or did not answer.
 struct Away {
     /// How long it is left alone.
     time: Duration,
@@ -52,7 +52,7 @@ impl Pool {
     }
 
     /// The engines in the order in which this request should try them: each once, the first in rotation, and last those
-    /// that could not be reached lately. Of those, one whose turn it is is tried first now and then.
+    /// that could not be reached or did not answer lately. Of those, one whose turn it is is tried first now and then.
     pub(crate) fn pick(&self) -> Vec<Arc<Engine>> {
         self.pick_at(&self.next, Instant::now())
     }
@@ -89,20 +89,23 @@ impl Engine {
         if matches!(seen, Err(FailureKind::Connect | FailureKind::Closed)) {
             self.keep_template(None);
         }
-        let now = Instant::now();
-        // Only an answer tells that it is back. A check that gives up before the connect timeout does not, nor does a stream
-        // that ends because its host is gone.
-        if !matches!(seen, Err(FailureKind::Timeout | FailureKind::Closed)) {
-            self.note_away(seen == Err(FailureKind::Connect), now);
+        // Only an answer tells that it is back, and a stream that ends because its host is gone does not.
+        if seen != Err(FailureKind::Closed) {
+            self.note_away(matches!(seen, Err(FailureKind::Connect | FailureKind::Timeout)), Instant::now());
         }
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((seen, now));
+        self.note_last(seen);
+    }
+
+    /// Keeps for reports alone what a look showed that gives up before a request would.
+    pub(crate) fn note_last(&self, seen: Seen) {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((seen, Instant::now()));
     }
 
     /// Requests that were on their way together count as one.
-    fn note_away(&self, unreachable: bool, now: Instant) {
+    fn note_away(&self, gone: bool, now: Instant) {
         let mut away = self.away.lock().unwrap_or_else(PoisonError::into_inner);
         let time = match &*away {
-            _ if !unreachable => return *away = None,
+            _ if !gone => return *away = None,
             None => LEFT_ALONE.0,
             Some(away) if away.tried => (away.time * 2).min(LEFT_ALONE.1),
             Some(_) => return,

@@ -68,6 +68,20 @@ async fn a_host_that_is_gone_costs_one_request_its_timeout() {
 }
 
 #[tokio::test]
+async fn an_engine_that_hangs_is_asked_after_the_others() {
+    let ((hung, _gone), prefill, decode) = (silent().await, good_prefill().await, good_decode().await);
+    let mut config = config(&[&hung.url(), &prefill.url()], &[&decode.url()]);
+    config.prefill_timeout = Duration::from_millis(200);
+    let router = RunningRouter::start(config).unwrap();
+    let mut failed = 0;
+    for _ in 0..10 {
+        failed += usize::from(complete(&router, SENT).await.0 == 504);
+    }
+    // On a busy machine, the time for which it is left alone may pass.
+    assert!((1..=2).contains(&failed), "{failed} of 10 requests have waited for an engine that hangs");
+}
+
+#[tokio::test]
 async fn a_prefill_engine_that_answers_5xx() {
     let (prefill, decode) = (one_answer(json(500, "{}")).await, good_decode().await);
     let router = router(&prefill, &decode);
