@@ -128,7 +128,9 @@ async fn both(
         tokio::select! {
             begun = &mut decoding => begun,
             prefilled = &mut prefilling => {
-                exchange.timing.prefilled(began);
+                if matches!(prefilled, Prefill::Answered(_)) {
+                    exchange.timing.prefilled(began);
+                }
                 if let Some(next) = after_prefill(&shared, &id, prefilled)? {
                     return Ok(next);
                 }

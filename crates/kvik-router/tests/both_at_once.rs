@@ -291,3 +291,24 @@ async fn an_engine_that_is_gone_leaves_the_request_to_the_others() {
     prefill.go.add_permits(1);
     assert_eq!(complete(&router, PROMPT).await.0, 200);
 }
+
+#[tokio::test]
+async fn the_time_of_prefill_is_of_the_engine_that_has_answered() {
+    let leaves = || {
+        let mut answer = answer(true);
+        answer.headers_mut().insert("connection", "close".parse().unwrap());
+        answer
+    };
+    let leaves = Fake::start(move || async move { leaves() }).await;
+    let (stays, decode) = (common::good_prefill().await, good_decode().await);
+    let router = streaming(&[&leaves.url(), &stays.url()], &[&decode.url()]);
+    learn(&router, &leaves, &decode).await;
+    assert_eq!(complete(&router, PROMPT).await.0, 200);
+    let addr = leaves.addr;
+    drop(leaves);
+    within("its end", async { while tokio::net::TcpStream::connect(addr).await.is_ok() {} }).await;
+    let (_, headers, _) = complete(&router, PROMPT).await;
+    let timing = headers["server-timing"].to_str().unwrap();
+    assert_eq!(timing.matches("prefill;dur=").count(), 1, "{timing}");
+    until_metric(&router, r#"kvik_router_upstream_errors_total{role="prefill",kind="connect"} 1"#).await;
+}
