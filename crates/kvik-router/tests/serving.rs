@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use common::*;
-use kvik_router::{RouterError, RunningRouter};
+use kvik_router::{EngineUrl, RouterConfig, RouterError, RunningRouter};
 use tokio::net::TcpStream;
 use tokio::sync::{Barrier, mpsc};
 
@@ -131,7 +131,7 @@ async fn sixty_four_at_once_are_spread_evenly() {
     let urls = |fakes: &[Fake]| fakes.iter().map(Fake::url).collect::<Vec<_>>();
     let (p, d) = (urls(&prefill), urls(&decode));
     let strs = |urls: &[String]| urls.iter().map(|url| url.parse().unwrap()).collect();
-    let config = kvik_router::RouterConfig { port: 0, ..kvik_router::RouterConfig::new(strs(&p), strs(&d)) };
+    let config = RouterConfig { port: 0, ..RouterConfig::new(strs(&p), strs(&d)) };
     let router = Arc::new(RunningRouter::start(config).unwrap());
     let asked = (0..64).map(|_| {
         let router = router.clone();
@@ -233,8 +233,22 @@ async fn a_taken_port_and_a_useless_configuration_are_said_at_start() {
     taken.port = decode.addr.port();
     let said = RunningRouter::start(taken).unwrap_err().to_string();
     assert!(said.contains(&decode.addr.to_string()), "{said}");
-    let said = RunningRouter::start(config(&[], &[&decode.url()])).unwrap_err().to_string();
-    assert!(said.contains("prefill"), "{said}");
+    let good = config(&[&prefill.url()], &[&decode.url()]);
+    for (bad, word) in [
+        (RouterConfig { prefill: Vec::new(), ..good.clone() }, "no prefill engine"),
+        (RouterConfig { decode: Vec::new(), ..good.clone() }, "no decode engine"),
+        (RouterConfig { prefill_timeout: Duration::ZERO, ..good.clone() }, "prefill_timeout"),
+        (RouterConfig { max_inflight: 0, ..good.clone() }, "max_inflight"),
+        (RouterConfig { max_body: 0, ..good }, "max_body"),
+    ] {
+        let said = RunningRouter::start(bad).unwrap_err().to_string();
+        assert!(said.contains(word), "{said}");
+    }
+    for wrong in ["p0:8100", "https://p0:8100", "ftp://p0", "http://", "http://a b", "http://u@p0", "/x", ""]
+    {
+        let said = wrong.parse::<EngineUrl>().unwrap_err().to_string();
+        assert!(said.contains("cannot be used"), "{wrong}: {said}");
+    }
 }
 
 #[tokio::test]
