@@ -306,26 +306,6 @@ mod tests {
         assert!(around_pages(56).is_err());
     }
 
-    /// What is taken has no two elements in one place.
-    #[test]
-    fn no_layout_that_is_taken_overlaps() {
-        let sizes = [1, 2, 4, 6, 8, 12, 16];
-        let mut taken = 0;
-        for (page, slice) in sizes.iter().flat_map(|page| sizes.map(|slice| (*page, slice))) {
-            for (first, second) in sizes.iter().flat_map(|first| sizes.map(|second| (*first, second))) {
-                let layers = Layers::At(vec![0, first, first + second]);
-                let Ok(layout) = Layout::new(0, 2, 2, page, 2, slice, layers) else { continue };
-                let mut bytes = std::collections::HashSet::new();
-                for (layer, at) in (0..3).flat_map(|layer| (0..4).map(move |at| (layer, at))) {
-                    let start = layout.at(layer, at / 2, at % 2);
-                    assert!(bytes.insert(start) && bytes.insert(start + 1), "{layout:?}");
-                }
-                taken += 1;
-            }
-        }
-        assert!(taken > 50, "{taken}");
-    }
-
     #[test]
     fn the_digest_tells_layouts_apart() {
         let one = Layout::contiguous(10, 64).unwrap();
