@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import resource
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -99,6 +100,13 @@ def start(options: RouterOptions) -> RunningRouter:
     return native.serve_router(**given)
 
 
+def take_descriptors() -> None:
+    """Let this process have as many descriptors as it may: each request takes two or three of them."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # more than the kernel gives: then as many as before
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def run_until_signalled(running: RunningRouter, ready: Callable[[], None]) -> int:
     """Wait for the end of a router, which SIGINT or SIGTERM brings about; must run in the main thread.
 
@@ -145,6 +153,7 @@ def router() -> None:
 def serve(**given: object) -> None:
     """Serve the OpenAI completions API from prefill and decode engines."""
     options = RouterOptions(**flags.chosen(ROUTER, given))
+    take_descriptors()
     with flags.telling(OSError):
         running = start(options)
         cut = run_until_signalled(running, lambda: click.echo(f"listening on http://{running.address}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 from typing import Any
@@ -89,6 +90,16 @@ def test_a_second_signal_cuts_off_and_says_so(monkeypatch: pytest.MonkeyPatch) -
     assert result.exit_code == 1
     assert "3 request(s) were cut off" in result.output
     assert native.calls == ["info text", "stop", "stop_now"]
+
+
+def test_requests_may_take_all_descriptors_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1] - 1, before[1]))
+    try:
+        assert serve(monkeypatch, StandIn(signals=1), *ENGINES).exit_code == 0
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.parametrize(("signals", "cut"), [(2, 0), (1, 1)])
