@@ -13,7 +13,7 @@ import pytest
 
 import kvik
 from kvik.demo import checkpoint
-from kvik.shapes import ModelShape, ShapeError, presets
+from kvik.shapes import ModelShape, ShapeError, layer_windows, presets
 
 # Bytes a token in all layers, worked out by hand: layers * KV heads * 2 * head size * bytes, or latents.
 BYTES_A_TOKEN = {
@@ -177,8 +177,10 @@ def test_nested_config() -> None:
         ({"max_position_embeddings": None}, "no max_position_embeddings.*give max_context"),
         ({"num_hidden_layers": "3"}, "num_hidden_layers is not a whole number: '3'"),
         ({"num_hidden_layers": True}, "num_hidden_layers is not a whole number"),
-        ({"num_hidden_layers": 0}, "layers is 0"),
-        ({"num_hidden_layers": -3}, "layers is -3"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers is not from 1 to 65536: '0'"),
+        ({"num_hidden_layers": -3}, "num_hidden_layers is not from 1 to 65536: '-3'"),
+        ({"num_hidden_layers": 2**62}, "num_hidden_layers is not from 1 to 65536"),
+        ({"vocab_size": 10**400}, r"vocab_size is larger than 2\^53; it is a whole number from 1"),
         ({"num_attention_heads": 0}, "no head_dim"),
         ({"num_attention_heads": 7}, "no whole number a head"),
         ({"num_key_value_heads": 3}, "8 attention heads cannot share 3 KV heads"),
@@ -221,6 +223,12 @@ def test_refused_configs(changes: dict[str, Any], message: str, tmp_path: Path) 
         ModelShape.from_config(file)
     assert isinstance(caught.value, kvik.InvalidArgument)
     assert str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize("layers", [-1, 0, 2**62])
+def test_windows_of_a_number_of_layers_that_no_model_has(layers: int) -> None:
+    with pytest.raises(ShapeError, match="num_hidden_layers is not from 1 to 65536"):
+        layer_windows(with_keys(num_hidden_layers=layers))
 
 
 def test_windows_kept_whole() -> None:

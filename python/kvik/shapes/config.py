@@ -18,6 +18,7 @@ from kvik.shapes.parameters import estimate
 from kvik.shapes.source import Section, read, text_section
 
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+MOST_LAYERS = 65_536
 HEADS = ("num_attention_heads", "n_head", "n_heads")
 KV_HEADS = (
     "num_key_value_heads",
@@ -67,7 +68,7 @@ def described(
 ) -> tuple[str, dict[str, Any]]:
     """Where a configuration comes from, and the fields of its `ModelShape`; see `ModelShape.from_config`."""
     root, text = text_sections(source)
-    layers = text.need(*LAYERS)
+    layers = layers_of(text)
     context = max_context if max_context is not None else context_of(text)
     check_alike(text, layers)
     if not whole_context:
@@ -102,6 +103,15 @@ def _name(source: Mapping[str, Any] | str | os.PathLike[str], root: Section) -> 
         return root.text("_name_or_path", "model_type") or "described"
     path = Path(source).resolve()
     return path.name if path.is_dir() else path.parent.name
+
+
+def layers_of(text: Section) -> int:
+    """How many layers a model has; `ShapeError` for a number that none has."""
+    layers = text.need(*LAYERS)
+    if not 1 <= layers <= MOST_LAYERS:
+        key = next(key for key in LAYERS if text.has(key))
+        raise text.wrong(key, f"is not from 1 to {MOST_LAYERS}")
+    return layers
 
 
 def context_of(text: Section) -> int:

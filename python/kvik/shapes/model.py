@@ -17,6 +17,7 @@ from kvik.shapes.source import there
 
 Attention: TypeAlias = Literal["gqa", "mla"]
 ConfigSource: TypeAlias = Mapping[str, Any] | str | os.PathLike[str]
+LARGEST = 2**53  # of any number of a model, so that products of a few are numbers that can be shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +127,9 @@ class ModelShape:
 
     def _check_count(self, key: str, least: int) -> None:
         value = getattr(self, key)
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ShapeError(f"{self.name}: {key} is {value!r}; it is a whole number from {least}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
+            said = "larger than 2^53" if isinstance(value, int) and value > LARGEST else repr(value)
+            raise ShapeError(f"{self.name}: {key} is {said}; it is a whole number from {least}")
 
     @classmethod
     def from_config(

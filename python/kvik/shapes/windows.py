@@ -8,7 +8,7 @@ those that have none, a window in every layer, which is how vLLM reads `sliding_
 
 from __future__ import annotations
 
-from kvik.shapes.config import BOUNDED, LAYERS, check_alike, context_of, text_sections
+from kvik.shapes.config import BOUNDED, check_alike, context_of, layers_of, text_sections
 from kvik.shapes.errors import ShapeError
 from kvik.shapes.model import ConfigSource
 from kvik.shapes.source import Section
@@ -24,7 +24,7 @@ def layer_windows(source: ConfigSource) -> tuple[int | None, ...]:
     Raises `ShapeError` for layers that keep chunks or no KV, and for a file that cannot be read.
     """
     _root, text = text_sections(source)
-    layers = text.need(*LAYERS)
+    layers = layers_of(text)
     check_alike(text, layers)
     if text.find("attention_chunk_size"):
         raise text.wrong("attention_chunk_size", "bounds layers by chunks, which is no window")
