@@ -67,6 +67,8 @@ static int set(const struct fault *fault, uint32_t device) {
         of->late_status = (uint32_t)fault->status;
     } else if (strcmp(fault->kind, "busy") == 0) {
         of->busy = (uint32_t)fault->count;
+    } else if (strcmp(fault->kind, "keep") == 0) {
+        of->keep = (uint32_t)fault->count;
     } else if (strcmp(fault->kind, "land") == 0) {
         late_land(device);
     } else if (strcmp(fault->kind, "blind") == 0) {

@@ -158,6 +158,9 @@ static int close_named(struct client *client, const struct request *request) {
     if (!region->used || region->client != client || region->turn != request->a >> 16) {
         return EINVAL;
     }
+    if (takes_one(&faults[region->device].keep)) {
+        return EBUSY;
+    }
     close_region(region);
     return 0;
 }

@@ -185,7 +185,8 @@ static int close_named(const struct client *client, uint32_t name) {
     for (uint32_t kind = CONTEXT; kind <= QUEUE; kind++) {
         struct object *object = own(client, kind, name);
         if (object != NULL) {
-            if (kind == QUEUE && takes_one(&faults[object->device].busy)) {
+            struct faults *of = &faults[object->device];
+            if ((kind == QUEUE && takes_one(&of->busy)) || (kind == REGION && takes_one(&of->keep))) {
                 return EBUSY;
             }
             close_object(object);

@@ -190,7 +190,11 @@ impl Drop for Registration {
         match mr.close() {
             0 => drop(kept),
             // The NIC may still know the memory: it must never be used for anything else.
-            _ => std::mem::forget(kept),
+            code => {
+                let error = self.device.lib().error("giving up memory", code.saturating_abs());
+                log::error!("{error}; {} bytes of memory stay lost", kept.len());
+                std::mem::forget(kept);
+            }
         }
     }
 }

@@ -155,7 +155,11 @@ impl Drop for Registration {
         match mr.close() {
             Ok(()) => drop(kept),
             // The device may still know the memory: it must never be used for anything else.
-            Err(_) => std::mem::forget(kept),
+            Err(number) => {
+                let error = VerbsError::os(format!("giving up memory with {}", self.device.port), number);
+                log::error!("{error}; {} bytes of memory stay lost", kept.len());
+                std::mem::forget(kept);
+            }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What goes wrong on demand, and what closing stops.
 
+use crate::said::said_by;
 use crate::side::{LEN, Side, nics, pair, post_all, rma, until, wait};
 use crate::standin::Control;
 use crate::{DEVICE, alone};
@@ -103,6 +104,16 @@ alone!(memory_that_may_only_be_read_is_a_source_and_no_peer_writes_it, [DEVICE],
     source.copy_out(0, &mut found).unwrap();
     assert!(found.iter().all(|byte| *byte == 3), "a peer has written it");
     assert_eq!(a.done[1].result.clone().unwrap_err().number, libc::EACCES);
+});
+
+alone!(memory_that_the_nic_does_not_give_up_is_lost_and_said_to_be, [DEVICE], |mut control| {
+    let (a, _b, _) = pair(&nics()[0], 16);
+    let Side { known, memory, .. } = a;
+    control.say("keep count=1");
+    let said = said_by(|| drop(known));
+    assert!(said.len() == 1 && said[0].starts_with("ERROR libfabric: giving up memory"), "{said:?}");
+    assert!(said[0].ends_with("; 1048576 bytes of memory stay lost"), "{said:?}");
+    assert_eq!(Arc::strong_count(&memory), 2);
 });
 
 alone!(a_full_queue_takes_more_when_completions_are_taken, [DEVICE, ("KVIK_STANDIN_DEPTH", "4096")], |_| {

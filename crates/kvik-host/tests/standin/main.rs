@@ -13,6 +13,8 @@ mod make;
 mod peer;
 mod processes;
 mod rules;
+#[path = "../common/said.rs"]
+mod said;
 mod side;
 #[path = "../../../../tests/standins/standin.rs"]
 #[allow(dead_code)]

@@ -15,6 +15,8 @@ mod moving;
 mod over;
 #[path = "../common/peer.rs"]
 mod peer;
+#[path = "../common/said.rs"]
+mod said;
 #[path = "../../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;

@@ -1,6 +1,7 @@
 //! What goes wrong on demand.
 
 use super::over;
+use crate::said::said_by;
 use crate::{LEN, PAGE, Side, all_are, connected, devices, pair, wait};
 use kvik_host::event::{Epoll, Events};
 use kvik_host::verbs::{Event, Posted, RmaOp};
@@ -149,6 +150,16 @@ over! {
         write(&mut a, &b, 1);
         a.until_ended(1);
         assert_eq!(results(&a), [false]);
+    }
+    fn memory_that_the_device_does_not_give_up_is_lost_and_said_to_be(control) {
+        let (a, _b) = pair(16);
+        let Side { known, memory, .. } = a;
+        control.say("keep count=1");
+        let said = said_by(|| drop(known));
+        let begin = "ERROR libibverbs: giving up memory with device roce0 port 1";
+        assert!(said.len() == 1 && said[0].starts_with(begin), "{said:?}");
+        assert!(said[0].ends_with("; 4194304 bytes of memory stay lost"), "{said:?}");
+        assert_eq!(std::sync::Arc::strong_count(&memory), 2);
     }
     fn a_key_that_was_given_up_is_refused_and_the_owner_is_told(_control) {
         let (mut a, b) = pair(16);
