@@ -1,12 +1,9 @@
 //! What several parts use between threads.
 
 use kvik_host::event::EventFd;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+pub(crate) use kvik_host::thread::lock;
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Wakes who waits for an event.
 pub(crate) fn signal(event: &EventFd, who: &str) {

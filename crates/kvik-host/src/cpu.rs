@@ -5,10 +5,11 @@
 //! lock that a reader holds.
 
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::clock::thread_cpu;
+use crate::thread::lock;
 
 /// The CPU clocks of some threads. Threads that are started with it in their
 /// [`ThreadOptions`](crate::thread::ThreadOptions) are in it, also after their end. Clones share one list.
@@ -86,9 +87,4 @@ fn read(clock: libc::clockid_t) -> Duration {
     }
     // The clock starts at zero and only rises, so both parts are never negative.
     Duration::new(u64::try_from(time.tv_sec).unwrap_or(0), u32::try_from(time.tv_nsec).unwrap_or(0))
-}
-
-/// What another thread left in a panic is whole: no holder of these locks changes anything in two steps.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -24,11 +24,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex};
 
-use crate::cpu::lock;
 use crate::error::HostError;
 use crate::fork::ForkGuard;
 use crate::mapping::Mapping;
 use crate::sealed;
+use crate::thread::lock;
 
 /// The largest table, and so the largest that a peer can make this process map: 8 MiB.
 pub const MAX_SLOTS: u32 = 1 << 20;

@@ -5,7 +5,7 @@
 
 use std::fs;
 use std::mem::MaybeUninit;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -36,6 +36,11 @@ pub struct ThreadOptions {
     pub times: ThreadTimes,
 }
 
+/// Takes a lock that a panic elsewhere does not make useless: what it guards is whole at every step.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Starts a thread. Its name begins with `kvik-` and has at most 15 bytes. When this returns, the thread is in
 /// place and runs `f`; if it could not be put in place, `f` was not run.
 pub fn spawn_named(
@@ -60,7 +65,7 @@ pub fn spawn_named(
             let placed = place(&options);
             let mut run = placed.is_ok();
             {
-                let mut start = report.0.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut start = lock(&report.0);
                 run &= matches!(*start, Start::Awaited);
                 *start = Start::Known(placed);
             }
@@ -72,7 +77,7 @@ pub fn spawn_named(
         })
     }
     .map_err(|e| HostError::os(format!("starting thread {name}"), e))?;
-    let start = report.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let start = lock(&report.0);
     let awaited = |start: &mut Start| matches!(start, Start::Awaited);
     let start = report.1.wait_timeout_while(start, SETUP_LIMIT, awaited);
     let known = std::mem::replace(&mut *start.unwrap_or_else(PoisonError::into_inner).0, Start::GivenUp);

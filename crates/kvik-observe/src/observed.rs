@@ -1,10 +1,11 @@
 //! One engine, as its thread, the connections and its end see it.
 
-use crate::recording::{Recording, lock};
+use crate::recording::Recording;
 use kvik_engine::{Ended, Observer, WeakEngine};
 use kvik_host::HostError;
 use kvik_host::clock::boottime;
 use kvik_host::event::EventFd;
+use kvik_host::thread::lock;
 use serde_json::Value;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};

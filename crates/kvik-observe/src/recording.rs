@@ -6,9 +6,10 @@
 
 use kvik_engine::Ended;
 use kvik_host::clock::boottime;
+use kvik_host::thread::lock;
 use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Transfers that may wait to be written.
@@ -85,8 +86,4 @@ impl Recording {
 /// Page ids of both sides.
 fn ids(ended: &Ended) -> u64 {
     ended.view.pages().len() as u64 + ended.select.positions.as_ref().map_or(0, |named| named.count())
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,10 +1,11 @@
 //! What an engine's object remembers of its regions, until the engine ends.
 
 use crate::engine::PyEngine;
-use crate::process::{self, lock};
+use crate::process;
 use crate::region::PyRegion;
 use kvik_core::Result;
 use kvik_engine::{Config, Engine};
+use kvik_host::thread::lock;
 use pyo3::exceptions::PyResourceWarning;
 use pyo3::prelude::*;
 use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};

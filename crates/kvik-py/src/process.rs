@@ -8,13 +8,14 @@
 //! does not have. It is left as it is, never freed.
 
 use kvik_engine::Engine;
+use kvik_host::thread::lock;
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::process;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
 /// More log records than this are not kept until Python takes them; further ones are counted and dropped.
@@ -185,9 +186,4 @@ impl Inbox {
         lock(&self.state).stopping = stopping;
         self.arrived.notify_all();
     }
-}
-
-/// A lock that a panic elsewhere does not make useless: each of these values is whole at every step.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -2,8 +2,8 @@
 
 use kvik_core::{Code, Error};
 use kvik_host::HostError;
+pub(crate) use kvik_host::thread::lock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// An error of the machine in the engine's words.
 pub fn from_host(code: Code, error: HostError) -> Error {
@@ -24,9 +24,4 @@ pub fn from_host(code: Code, error: HostError) -> Error {
 /// Whether a stop was asked for.
 pub(crate) fn stopped(flag: &AtomicBool) -> bool {
     flag.load(Ordering::Acquire)
-}
-
-/// A panic elsewhere leaves what a lock guards as it is.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -3,9 +3,8 @@
 use super::abi::{self, Code, Handle, Table};
 use super::kernel::Kernel;
 use super::{Cuda, CudaError};
-use crate::cpu::lock;
 use crate::error::HostError;
-use crate::thread::{ThreadOptions, spawn_named};
+use crate::thread::{ThreadOptions, lock, spawn_named};
 use std::any::Any;
 use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
