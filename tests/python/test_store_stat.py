@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import socket
@@ -13,13 +14,14 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
 import kvik
 from kvik.config import STORE
 from kvik.roles.ports import LOOPBACK
 from kvik.stat.snapshot import Samples
 from kvik.store import scrape
-from kvik.store.cli import DEFAULT_ADDRESS
+from kvik.store.cli import DEFAULT_ADDRESS, _looking
 from kvik.store.cli import store as command
 from kvik.store.figures import figures, quantile
 from kvik.store.show import WIDTH
@@ -100,6 +102,16 @@ def test_the_metrics_themselves(served: Served) -> None:
     names = [family.name for family in text_string_to_metric_families(ask(served.address, "--prometheus"))]
     assert "kvik_store_lookups" in names
     assert "--once" in ask(served.address, "--prometheus", "--once", status=2)
+
+
+def test_what_is_shown_at_first_names_the_address() -> None:
+    shown = io.StringIO()
+    Console(file=shown, width=WIDTH).print(_looking("[fd00::1]:7500", 0.5))
+    assert shown.getvalue() == "store at [fd00::1]:7500: looking for 0.5 s\n"
+
+
+def test_what_is_no_number_is_no_interval() -> None:
+    assert "'nan' is not a number" in ask(f"{LOOPBACK}:1", "--once", "--interval", "nan", status=2)
 
 
 def test_who_does_not_answer_is_named() -> None:

@@ -13,10 +13,12 @@ from typing import Any
 import click
 from rich.console import Console
 from rich.live import Live
+from rich.text import Text
 
 import kvik
 from kvik import _native, logs, signals
 from kvik.config import OBJECT, STORE, flags
+from kvik.ranges import Range
 from kvik.stat.snapshot import Samples
 from kvik.store import scrape
 from kvik.store.figures import Figures, figures
@@ -103,7 +105,7 @@ def serve(etcd: str | None, etcd_name: str | None, **given: Any) -> None:
 @click.argument("address", metavar="[HOST:PORT]", default=DEFAULT_ADDRESS)
 @click.option(
     "--interval",
-    type=click.FloatRange(0.1, 3600.0),
+    type=Range(0.1, 3600.0),
     default=1.0,
     show_default=True,
     help="Seconds between two looks.",
@@ -136,7 +138,7 @@ def stat(address: str, interval: float, once: bool, as_json: bool, prometheus: b
             _console().print(view(next(watched)))
         else:
             with Live(console=_console(), auto_refresh=False) as live:
-                live.update(f"store at {address}: looking for {interval:g} s", refresh=True)
+                live.update(_looking(address, interval), refresh=True)
                 for now in watched:
                     live.update(view(now), refresh=True)
 
@@ -152,6 +154,11 @@ def _watch(client: _native.StoreClient, address: str, interval: float) -> Iterat
         up = {name: answers for name, answers, _ in members} if len(members) > 1 else None
         yield figures(address, before, after, now - looked, up)
         before, looked = after, now
+
+
+def _looking(address: str, interval: float) -> Text:
+    """Until there is something to be seen. As it is: rich takes `[fd00::1]` for an order of its own."""
+    return Text(f"store at {address}: looking for {interval:g} s")
 
 
 def _console() -> Console:

@@ -9,6 +9,7 @@ import click
 
 import kvik
 from kvik.config import flags
+from kvik.ranges import Range
 from kvik.store.cli import DEFAULT_ADDRESS
 from kvik.store.doctor.rules import findings
 from kvik.store.doctor.show import finding_lines, survey_lines, to_json
@@ -27,7 +28,7 @@ FOUND = 1
 )
 @click.option(
     "--deadline",
-    type=click.FloatRange(0.5, 3600.0),
+    type=Range(0.5, 3600.0),
     default=10.0,
     show_default=True,
     help="Seconds for all of it. A server that has not answered by then is named.",
