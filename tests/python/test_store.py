@@ -111,6 +111,8 @@ def test_what_cannot_be_is_refused(rig: Rig) -> None:
         rig.store.put(keys, rig.region.pages(wider, range(2)))
     with pytest.raises(kvik.ShapeMismatch):
         rig.store.within(NAMESPACE, wider)
+    with pytest.raises(kvik.InvalidArgument, match="1 to 128 bytes"):
+        rig.store.within(replace(NAMESPACE, salt=b"nobody's"), tenant="")
     with pytest.raises(kvik.InvalidArgument, match="too short"):
         rig.store.keys_of([b"short"])
     with pytest.raises(kvik.InvalidArgument, match="at least one token"):

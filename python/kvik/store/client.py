@@ -125,7 +125,8 @@ class Store:
         self, namespace: Namespace, layout: Layout | None = None, *, tenant: str | None = None
     ) -> Store:
         """The same store, for blocks of another namespace. Raises ShapeMismatch, InvalidArgument."""
-        return Store(self._client, namespace, layout or self.layout, tenant or self.tenant)
+        tenant = self.tenant if tenant is None else tenant
+        return Store(self._client, namespace, layout or self.layout, tenant)
 
     def keys(self, tokens: _native.Ids, extra: bytes = b"", items: Sequence[tuple[int, bytes]] = ()) -> bytes:
         """The keys of all whole blocks of a prompt, 32 bytes each.
