@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from click.testing import CliRunner, Result
 
 import kvik
 from kvik.bench.errors import CheckError
+from kvik.store.bench import beside as others
 from kvik.store.bench import live, models
 from kvik.store.bench.cli import bench
 from kvik.store.bench.figures import Rounds
@@ -95,6 +97,8 @@ def test_another_store_that_gives_other_bytes_is_refused(tmp_path: Path) -> None
         (("misses", "--model", "qwen2.5-3b,qwen2.5-7b"), "'qwen2.5-3b,qwen2.5-7b' is not one of"),
         ((*SMALL, "--beside", "/nonexistent"), "/nonexistent"),
         ((*SMALL, "--beside", f"{sys.executable} -c 1"), "it ended"),
+        ((*SMALL, "--beside", f"{sys.executable} 'x"), "No closing quotation"),
+        (("misses", "--rate", "nan"), "'nan' is no number"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused_by_name(arguments: tuple[str, ...], said: str) -> None:
@@ -102,6 +106,30 @@ def test_what_cannot_be_measured_is_refused_by_name(arguments: tuple[str, ...], 
     assert done.exit_code in (1, 2)
     assert isinstance(done.exception, SystemExit), done.exception
     assert said in done.output
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ('{"ready', "is no answer"),
+        ("[1]", "is no answer"),
+        ('{"ready": "x"}\n{"seconds": NaN}', "nan seconds, which is no time"),
+    ],
+)
+def test_a_program_that_answers_anything_else_is_refused_and_ended(
+    lines: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(others, "_ENDS", 0.1)
+    program, pid = tmp_path / "other.py", tmp_path / "pid"
+    program.write_text(
+        f"import os, signal\nopen({str(pid)!r}, 'w').write(str(os.getpid()))\n"
+        f"print({lines!r}, flush=True)\nwhile True:\n    signal.pause()\n"
+    )
+    done = run(*SMALL, "--beside", f"{sys.executable} {program}")
+    assert done.exit_code == 1
+    assert said in done.output
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid.read_text()), 0)
 
 
 def test_a_flipped_bit_fails_the_comparison() -> None:
@@ -153,8 +181,21 @@ def test_a_trace_goes_through_a_server_with_the_hits_that_its_policy_has(tmp_pat
     assert (outcome.requests, outcome.references, outcome.hits, outcome.refused) == (5, 12, 5, 0)
 
 
-def test_a_trace_without_blocks_is_refused_by_its_line(tmp_path: Path) -> None:
+@pytest.mark.parametrize("wrong", ['{"ids": [1]}', '{"hash_ids": [-1]}', "[]", "\xff"])
+def test_a_trace_without_blocks_is_refused_by_its_line(wrong: str, tmp_path: Path) -> None:
     trace = tmp_path / "trace.jsonl"
-    trace.write_text('{"hash_ids": [1]}\n{"ids": [1]}\n')
-    with pytest.raises(kvik.InvalidArgument, match="line 2"):
-        list(live.requests(trace))
+    trace.write_text(f'{{"hash_ids": [1]}}\n\n{{"hash_ids": [{2**64 - 1}]}}\n{wrong}\n', encoding="latin-1")
+    requests = live.requests(trace)
+    assert [len(next(requests)), next(requests)] == [1, [b"\xff" * 8 + b"\xff" * 8]]
+    with pytest.raises(kvik.InvalidArgument, match="line 4"):
+        next(requests)
+
+
+def test_a_store_is_not_asked_for_fewer_blocks_than_it_has_room_for(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl"
+    line = {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}
+    trace.write_text(f"{json.dumps(line)}\n" * 2)
+    asked = ("replay", str(trace), "--live", "--capacities", "10,1000")
+    done = run(*asked, "--json")
+    assert json.loads(done.stdout)["live"] == {"1000": 0.5}
+    assert "live: not measured below 256 blocks" in run(*asked).stdout

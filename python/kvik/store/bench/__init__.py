@@ -3,7 +3,7 @@
 - `copies`: blocks through a store beside memory copies of the same blocks, for the shapes of `models`. The
   blocks are those of `pages`, the copies those of `baselines`; `served` starts the store, and `beside` other
   stores that are measured in the same rounds.
-- `hits`: prompts of which the store has some part, in two passes.
-- `replay`: a trace against each policy, and through a server and a client.
+- `misses`: what a store costs an engine that finds nothing in it.
+- `live`: a trace through a server and a client; each policy by itself is native.
 - `figures`: medians, ratios and tables. `cli`: the commands.
 """

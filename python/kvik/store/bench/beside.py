@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -40,12 +41,15 @@ class Beside:
             process = subprocess.Popen(
                 [*shlex.split(command), *sizes], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
-        except OSError as error:
+        except (OSError, ValueError) as error:  # such as a quotation without its end
             raise click.ClickException(f"{command}: {error}") from None
         try:
             yield cls(command, process)
         finally:
-            process.communicate(timeout=None if process.poll() is not None else _ENDS)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=_ENDS)
+            process.kill()
+            process.wait()
 
     def round(self, rounds: Rounds) -> None:
         """Have it put and get once."""
@@ -63,11 +67,16 @@ class Beside:
                 self._process.stdin.write(f"{word}\n")
                 self._process.stdin.flush()
         value = self._answer().get("seconds")
-        return None if value is None else float(value)
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf):
+            raise click.ClickException(f"{self._command}: it took {value!r} seconds, which is no time")
+        return value
 
     def _answer(self) -> dict[str, Any]:
         line = self._process.stdout.readline() if self._process.stdout is not None else ""
-        answer: dict[str, Any] = json.loads(line) if line.startswith("{") else {"error": "it ended"}
+        answer: dict[str, Any] = {"error": f"{line!r} is no answer: it is one JSON object a line"}
+        with contextlib.suppress(ValueError):
+            said = json.loads(line or '{"error": "it ended"}')
+            answer = said if isinstance(said, dict) else answer
         if "error" in answer:
             raise click.ClickException(f"{self._command}: {answer['error']}")
         return answer

@@ -14,6 +14,7 @@ from rich.table import Table
 from kvik import _native
 from kvik.bench.errors import BenchError
 from kvik.config import flags
+from kvik.ranges import Range
 from kvik.store.bench import copies as measuring
 from kvik.store.bench import live, misses, models
 from kvik.store.bench.figures import GIB, markdown, text
@@ -179,7 +180,7 @@ def _told(plan: measuring.Plan, within: list[measuring.Cell], cells: list[measur
 @click.option("--prompt-tokens", type=click.IntRange(1024, 16384), default=8192, show_default=True)
 @click.option(
     "--rate",
-    type=click.FloatRange(min=1.0),
+    type=Range(1.0, 1e12),
     default=10_000.0,
     show_default=True,
     help="Tokens a second that the engine computes: steps take as long, and the store costs a part of it.",
@@ -239,7 +240,8 @@ def replay(trace: str, capacities: str, through: bool, as_json: bool) -> None:
     """
     with flags.telling():
         rows, (requests, references, blocks) = _native.replay_trace(trace, capacities)
-        lived = {room: live.replayed(Path(trace), room) for room, _ in rows} if through else {}
+        rooms = [room for room, _ in rows if through and room >= live.LEAST]
+        lived = {room: live.replayed(Path(trace), room) for room in rooms}
     if as_json:
         told: dict[str, Any] = {"requests": requests, "references": references, "blocks": blocks}
         told["capacities"] = {str(room): dict(rates) for room, rates in rows}
@@ -247,13 +249,16 @@ def replay(trace: str, capacities: str, through: bool, as_json: bool) -> None:
         click.echo(json.dumps(told, indent=1))
         return
     click.echo(f"{requests:,} requests, {references:,} references to {blocks:,} blocks")
-    table = Table("blocks", *(name for name, _ in rows[0][1]), *(["live", "live s"] if lived else []))
+    table = Table("blocks", *(name for name, _ in rows[0][1]), *(["live", "live s"] if through else []))
     for room, rates in rows:
         cells = [f"{rate:.4f}" for _, rate in rates]
-        if lived:
-            cells += [f"{lived[room].rate:.4f}", f"{lived[room].seconds:.0f}"]
+        if through:
+            one = lived.get(room)
+            cells += ["-", "-"] if one is None else [f"{one.rate:.4f}", f"{one.seconds:.0f}"]
         table.add_row(f"{room:,}", *cells)
     _console().print(table)
+    if through and len(lived) < len(rows):
+        click.echo(f"live: not measured below {live.LEAST} blocks, which the smallest store has room for")
 
 
 def _console() -> Console:

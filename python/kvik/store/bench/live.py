@@ -13,6 +13,8 @@ from kvik.store.bench.served import served
 
 BLOCK = 4096
 """Bytes of a block: what is measured is which blocks stay, not how fast they move."""
+LEAST = (1 << 20) // BLOCK
+"""Blocks that the smallest memory of a store has room for."""
 _CALL = 1024  # blocks of one call
 _NAMESPACE = kvik.Namespace(
     model="bench replay",
@@ -41,19 +43,18 @@ class Outcome:
         return self.hits / max(self.references, 1)
 
 
-def requests(trace: Path) -> Iterator[list[int]]:
-    """The block ids of each request. Raises InvalidArgument for a line that has none."""
-    with trace.open(encoding="utf-8") as lines:
+def requests(trace: Path) -> Iterator[list[bytes]]:
+    """What the blocks of each request are called, by their ids. Empty lines are passed over. Raises
+    InvalidArgument for a line that has none."""
+    with trace.open("rb") as lines:
         for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
-                ids = json.loads(line)["hash_ids"]
-                yield [int(one) for one in ids]
-            except (ValueError, KeyError, TypeError):
+                names = [int(one).to_bytes(8, "little") * 2 for one in json.loads(line)["hash_ids"]]
+            except (ValueError, KeyError, TypeError, OverflowError):
                 raise kvik.InvalidArgument(f"{trace}, line {number}: no `hash_ids`") from None
-
-
-def _hash(block: int) -> bytes:
-    return block.to_bytes(8, "little", signed=True) * 2
+            yield names
 
 
 class _Client:
@@ -63,9 +64,9 @@ class _Client:
         self._region = engine.allocate(layout.nbytes)
         self._store = kvik.Store.connect(engine, address, _NAMESPACE, layout)
 
-    def request(self, blocks: list[int], outcome: Outcome) -> None:
+    def request(self, blocks: list[bytes], outcome: Outcome) -> None:
         """Get the leading blocks that are there, then put the others."""
-        keys = [self._store.keys_of([_hash(block)]) for block in blocks]
+        keys = [self._store.keys_of([block]) for block in blocks]
         there = 0
         while there < len(keys):
             some, before = keys[there : there + _CALL], b"".join(keys[:there])
@@ -86,9 +87,10 @@ class _Client:
 
 
 def replayed(trace: Path, capacity: int) -> Outcome:
-    """All requests, one after the other, through a store of so many blocks. Raises `KvikError`."""
+    """All requests, one after the other, through a store of so many blocks, at least `LEAST`. Raises
+    `KvikError`."""
     outcome = Outcome()
-    arguments = ["--memory", str(max(capacity * BLOCK, 1 << 20))]
+    arguments = ["--memory", str(capacity * BLOCK)]
     with served(arguments) as address, kvik.Engine() as engine:
         client = _Client(engine, address)
         began = time.perf_counter()
