@@ -132,6 +132,19 @@ def test_a_program_that_answers_anything_else_is_refused_and_ended(
         os.kill(int(pid.read_text()), 0)
 
 
+def test_the_users_own_store_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, file = tmp_path / "log", tmp_path / "kvik" / "config.toml"
+    file.parent.mkdir()
+    file.write_text(f'[store]\nlog = "{log}"\nlog_size = "8MiB"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.delenv("KVIK_CONFIG")
+    monkeypatch.setenv("KVIK_SECRET", secret := "of stores that are not to be measured")
+    done = run(*SMALL)
+    assert done.exit_code == 0, done.output
+    assert not log.exists()
+    assert (os.environ["KVIK_SECRET"], "KVIK_CONFIG" in os.environ) == (secret, False)
+
+
 def test_a_flipped_bit_fails_the_comparison() -> None:
     shape = models.chosen("qwen2.5-3b")[0]
     with kvik.Engine() as engine:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from kvik.config import file
 from kvik.config.schema import ENGINE_SECTION, PREFIX, Option
@@ -18,6 +20,19 @@ TESTS = "KVIK_TEST_"
 # KVIK_ROUTER_PORT=tcp://10.0.0.1:8000. See "Environment variables" of its documentation of services.
 _SERVICE = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_[A-Z0-9_]+)?$|_PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?$")
 _SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
+
+
+@contextlib.contextmanager
+def left_out() -> Iterator[None]:
+    """Until the end of the block the user's settings of kvik, the file among them, reach neither this process
+    nor what it starts: what is shown or measured is what it is said to be."""
+    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith(PREFIX)}
+    os.environ[file.VARIABLE] = os.devnull
+    try:
+        yield
+    finally:
+        del os.environ[file.VARIABLE]
+        os.environ.update(kept)
 
 
 def given(env: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,6 @@ that it started is gone then.
 
 import contextlib
 import http.client
-import os
 import shutil
 import signal
 import sys
@@ -22,6 +21,7 @@ from rich.console import Console
 from rich.live import Live
 
 from kvik.bench.writing import writable
+from kvik.config import variables
 from kvik.demo import client, emulator_scene, restart, table, telling, vllm_scene, words
 from kvik.demo.measure import Row, rows, warm_up
 from kvik.demo.scene import Cast, KvFacts, Ranks, Scene, SettingError, Settings, place_for
@@ -129,18 +129,6 @@ def _hearing_signals() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-@contextlib.contextmanager
-def _without_own_settings() -> Iterator[None]:
-    """The user's settings of kvik do not reach what is started here: the demo shows what it says it shows."""
-    kept = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("KVIK_")}
-    os.environ["KVIK_CONFIG"] = os.devnull
-    try:
-        yield
-    finally:
-        del os.environ["KVIK_CONFIG"]
-        os.environ.update(kept)
-
-
 def _lengths(text: str) -> tuple[int, ...]:
     """Prompt lengths; empty for an empty text. `SettingError` for what is not a list of them."""
     if not text:
@@ -180,7 +168,7 @@ def _with_logs(
     folder = logs or Path(tempfile.mkdtemp(prefix="kvik-demo-"))
     status, failed = 0, False
     try:
-        with _hearing_signals(), _without_own_settings():
+        with _hearing_signals(), variables.left_out():
             failed = not _run(cast, settings, rate, picture, folder, console)
         status = 1 if failed else 0
     except CannotError as error:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
 import click
+
+from kvik.config import variables
 
 _READY = "kvik store serves on "
 _ENDS = 30.0  # seconds
@@ -16,23 +17,24 @@ _ENDS = 30.0  # seconds
 
 @contextlib.contextmanager
 def served(arguments: Sequence[str]) -> Iterator[str]:
-    """Run ``kvik store serve`` on loopback with these arguments, and give its address."""
+    """Run ``kvik store serve`` on loopback with these arguments, and give its address. The user's settings
+    reach neither it nor engines that are made meanwhile: its log and its bucket are not to be measured."""
     command = [sys.executable, "-c", "from kvik.cli import main; main()", "store", "serve"]
-    process = subprocess.Popen(
-        [*command, "--listen", "127.0.0.1:0", "--log-level", "warning", *arguments],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("KVIK_")},
-    )
-    try:
-        line = process.stdout.readline() if process.stdout is not None else ""
-        if not line.startswith(_READY):
-            raise click.ClickException("the store that was to be measured did not start; see above")
-        yield line.removeprefix(_READY).split()[0]
-    finally:
-        process.terminate()
+    with variables.left_out():
+        process = subprocess.Popen(
+            [*command, "--listen", "127.0.0.1:0", "--log-level", "warning", *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         try:
-            process.wait(timeout=_ENDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+            line = process.stdout.readline() if process.stdout is not None else ""
+            if not line.startswith(_READY):
+                raise click.ClickException("the store that was to be measured did not start; see above")
+            yield line.removeprefix(_READY).split()[0]
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=_ENDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
