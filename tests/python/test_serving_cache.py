@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+import kvik
+import kvik.store
+from kvik.handover.protocol import KvShape
 from kvik.serving_cache import worker
 from kvik.serving_cache.config import CacheConfig
+from kvik.serving_cache.naming import ModelContent, Naming
 from kvik.serving_cache.plan import CacheLoad, CachePlan, Lookup
 from kvik.serving_cache.tiers import Loaded, Stop, Tiers
 from kvik.serving_cache.worker import LOOKERS, CacheRank
@@ -90,6 +96,40 @@ def test_an_abort_that_finds_its_load_ended_names_no_block(aborted: bool) -> Non
         assert rank.take_invalid_blocks() == (set() if aborted else {9})
     finally:
         rank.close()
+
+
+@pytest.mark.parametrize("model", ["a" * 600, "/" + "模" * 600, "latin-\udce9"])
+def test_any_name_of_a_model_makes_a_namespace(model: str) -> None:
+    content, none = ModelContent({"model": model}, lambda: bytes(32), ""), cast(Any, None)
+    naming = Naming(cast(Any, kvik), content, none, none)
+    naming.set_shape(KvShape("gqa", 2, 1, 8, "float16", 1, (2,), 1, 4, "HNC", 64))
+    until = time.monotonic() + LIMIT
+    while (namespace := naming.of_rank(0)) is None:
+        assert time.monotonic() < until
+    assert len(kvik.store.namespace_id(namespace)) == 32
+
+
+def test_pages_that_a_store_keeps_do_not_keep_a_process() -> None:
+    waits, lets_go = threading.Semaphore(0), threading.Event()
+
+    class Kept:
+        """A put whose pages the store does not let go of."""
+
+        def wait(self) -> None:
+            waits.release()
+            if not lets_go.is_set():
+                raise kvik.PagesQuarantined("the store reads them")
+
+    tiers = Tiers(kvik, CacheConfig(host_cache=1 << 20), None, None, None)
+    with ThreadPoolExecutor(1) as threads:
+        ended = threads.submit(tiers._end, Kept())
+        try:
+            for _ in range(2):
+                assert waits.acquire(timeout=LIMIT)
+            tiers.close()
+            assert isinstance(ended.exception(LIMIT), kvik.PagesQuarantined)
+        finally:
+            lets_go.set()
 
 
 def test_an_idle_step_waits_for_an_answer_and_for_nothing_else() -> None:

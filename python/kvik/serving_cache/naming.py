@@ -95,7 +95,7 @@ class Naming:
             return None
         stage, tp = divmod(rank, shape.tp)
         return Namespace(
-            model=self._model.identity["model"][-512:],
+            model=self._model.identity["model"].encode(errors="replace")[-512:].decode(errors="ignore"),
             # For people, and for `clear`: the links have it, too.
             revision=hashlib.sha256(namespace).hexdigest(),
             kv_dtype=shape.dtype,

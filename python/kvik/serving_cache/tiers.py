@@ -330,12 +330,14 @@ class Tiers:
                 saved.counts[f"{tier}_{name}"] = saved.counts.get(f"{tier}_{name}", 0) + getattr(counts, name)
 
     def _end(self, put: Any) -> Any:
-        """Wait until the pages are this side's again, however the put ends."""
+        """Wait until the pages are this side's again, however the put ends; but not when all ends."""
         while True:
             try:
                 return put.wait()
             except self._native.PagesQuarantined as error:
                 logger.warning("kvik: KV blocks stay until the store has ended with them: %s", error)
+                if self._closing.is_set():
+                    raise
 
     def _calls(self, store: Any, links: bytes, start: int) -> Iterator[tuple[bytes, bytes]]:
         """The keys of a prompt's blocks from `start` on, as many as one call may name, and all keys before
