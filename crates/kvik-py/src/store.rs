@@ -435,22 +435,15 @@ impl PyGetting {
     }
 }
 
-/// What is under way ends without the GIL: it waits for transfers, and their threads may want to log.
-fn ended<T: Send>(value: &Owned<Mutex<T>>, end: impl Fn(&mut T) + Send + Sync) {
-    if let Some(value) = value.here() {
-        Python::attach(|py| py.detach(|| end(&mut value.lock().unwrap_or_else(PoisonError::into_inner))));
-    }
-}
-
 impl Drop for PyPutting {
     fn drop(&mut self) {
-        ended(&self.putting, Putting::cancel);
+        self.putting.end();
     }
 }
 
 impl Drop for PyGetting {
     fn drop(&mut self) {
-        ended(&self.getting, Getting::cancel);
+        self.getting.end();
     }
 }
 
