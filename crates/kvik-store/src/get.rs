@@ -230,6 +230,8 @@ impl Reading {
         self.early = None;
         self.moving.clear();
         self.part = None;
+        // It says nothing of how long gets take.
+        self.gauge = None;
     }
 
     /// How many blocks are there and verified, from the first key on.

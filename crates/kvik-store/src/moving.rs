@@ -4,7 +4,7 @@ use crate::Stored;
 use crate::cluster::{Gathering, Scattering};
 use crate::get::Reading;
 use crate::put::Writing;
-use kvik_core::Result;
+use kvik_core::{Code, Result};
 use std::time::Duration;
 
 /// A get that was begun: blocks come in their order.
@@ -32,12 +32,17 @@ impl Getting {
     ///
     /// # Errors
     /// What the store says, `StoreUnavailable`, what a transfer can say; `WaitTimeout` when `timeout` passes first.
-    /// `ChecksumMismatch` for a block that is not what was stored. Blocks that were verified before are good.
+    /// `ChecksumMismatch` for a block that is not what was stored. Blocks that were verified before are good. But for
+    /// `WaitTimeout` it has ended then: nothing lands in the caller's pages any more.
     pub fn next(&mut self, timeout: Option<Duration>) -> Result<Option<usize>> {
-        match &mut self.0 {
+        let next = match &mut self.0 {
             Get::One(reading) => reading.next(timeout),
             Get::Many(gathering) => gathering.next(timeout),
+        };
+        if next.as_ref().is_err_and(|error| error.code != Code::WaitTimeout) {
+            self.cancel();
         }
+        next
     }
 
     /// Waits for all of them; how many there are, verified, from the first key on.

@@ -295,7 +295,8 @@ class Get:
         """Wait for more blocks: how many are there and verified by then; None when no more come.
 
         timeout: seconds; WaitTimeout when it passes first, and the get goes on. Raises ChecksumMismatch for a
-        block that is not what was put: those that were verified before it are good.
+        block that is not what was put: those that were verified before it are good. With any other error than
+        WaitTimeout the get has ended: nothing lands in the pages any more.
         """
         return self._native.next(timeout)
 
