@@ -220,10 +220,16 @@ impl Index {
         Some(self.node(id).parent).filter(|parent| *parent != NONE)
     }
 
-    /// All that come before the block with this key, from the first one of its prompt on.
-    pub fn before(&self, namespace: u16, key: Option<&BlockKey>) -> Vec<BlockKey> {
+    /// All that come before the block with this key, up to the last one that `ends` them, or from the first one of its
+    /// prompt on.
+    pub fn before(
+        &self,
+        namespace: u16,
+        key: Option<&BlockKey>,
+        ends: impl Fn(&Id) -> bool,
+    ) -> Vec<BlockKey> {
         let id = key.and_then(|key| self.find(namespace, key));
-        let before = std::iter::successors(id, |id| self.parent(*id)).skip(1);
+        let before = std::iter::successors(id, |id| self.parent(*id)).skip(1).take_while(|id| !ends(id));
         let mut keys: Vec<BlockKey> = before.map(|id| self.node(id).key).collect();
         keys.reverse();
         keys

@@ -19,6 +19,7 @@
 //! - A block that is pinned, filling or loading is not evicted; its slot is its own until the last of them lets go.
 //! - A block is here only while its parent is: whoever goes takes what comes after it along.
 
+mod durable;
 mod places;
 
 use crate::figures::{Cause, Figures, OfTenant, Where};
@@ -29,6 +30,7 @@ use crate::slab::{Class, Slabs, Slot};
 use crate::tenants::Tenants;
 use crate::unsaid::Removals;
 use crate::{BlockKey, Counts, Place};
+use durable::Durable;
 use kvik_core::Result;
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -72,6 +74,7 @@ pub(crate) struct State {
     below: u64,
     /// Bytes of blocks that were found worth their room below since one was not.
     wanted: u64,
+    pub durable: Durable,
     /// Blocks that are to stay, by the second in which that ends.
     pub kept: BTreeSet<(u32, Id)>,
     /// Places in the object store whose blocks are not known any more, until that tier takes them.
@@ -125,6 +128,7 @@ impl State {
             share_of,
             below,
             wanted: 0,
+            durable: Durable::default(),
             kept: BTreeSet::new(),
             freed: Vec::new(),
             lent: 0,
@@ -348,6 +352,7 @@ impl State {
     /// Takes a block out of the index; the one before it may go now.
     fn take_out(&mut self, id: Id) {
         let parent = self.index.parent(id);
+        self.durable.forget(id);
         self.index.take_out(id);
         parent.iter().for_each(|parent| self.hold_or_release(*parent));
     }

@@ -217,8 +217,11 @@ impl Store {
         };
         let log = below.log.name();
         awaited.wait(&log)?;
-        let before = self.state().index.before(namespace, keys.first());
-        let keys = &[&before[..], keys].concat()[..];
+        let all = {
+            let state = self.state();
+            state.durable.unknown(&state.index, namespace, keys)
+        };
+        let (before, keys) = (all.len() - keys.len(), &all[..]);
         let unwritten: Vec<_> = {
             let state = self.state();
             let here = |key: &BlockKey| Some((state.index.find(namespace, key)?, *key));
@@ -229,16 +232,22 @@ impl Store {
             self.write_now(awaited, unwritten);
             awaited.wait(&log)?;
         }
-        let places: Vec<Place> = {
+        let placed: Vec<(BlockKey, Place)> = {
             let state = self.state();
-            let place = |key: &BlockKey| Some(state.index.node(state.index.find(namespace, key)?).place);
-            keys.iter().map_while(place).take_while(|place| *place != 0).map(Place).collect()
+            let place =
+                |key: &BlockKey| state.index.node(state.index.find(namespace, key)?).place_in(Where::Log);
+            keys.iter().map_while(|key| Some((*key, place(key)?))).collect()
         };
+        let places: Vec<Place> = placed.iter().map(|(_, place)| *place).collect();
         let synced = below.log.sync(&places, awaited.until.saturating_duration_since(Instant::now()));
         if synced.is_err() {
             self.forget_failed(namespace, keys, &below.log);
         }
-        synced.map(|()| places.len().saturating_sub(before.len()))
+        synced?;
+        let mut state = self.state();
+        let State { durable, index, .. } = &mut *state;
+        durable.note(index, namespace, &placed);
+        Ok(places.len().saturating_sub(before))
     }
 
     /// Blocks whose segment the disk has failed to keep are not there: they are written again when they are put again.
@@ -459,28 +468,60 @@ pub(crate) mod tests {
         source.note_end(store, (id, &KEY), Where::Log, written)
     }
 
+    /// Ends a put behind another one.
+    fn put_behind(store: &Store, parent: Id, key: BlockKey) -> Id {
+        let reserved = store.state().reserve(0, Some(parent), key, |_| false);
+        let Ok(Reserved::New(filling)) = reserved else { panic!("no room") };
+        fill(store, filling)
+    }
+
+    /// Has blocks made durable of a store that no thread serves; how many are.
+    pub fn durable(store: &Store, keys: &[BlockKey]) -> usize {
+        let awaited = Awaited::new(Instant::now() + PATIENCE);
+        std::thread::scope(|scope| {
+            let durable = scope.spawn(|| store.make_durable(0, keys, &awaited));
+            let writers = &store.below().unwrap().writers;
+            writers.close();
+            while !durable.is_finished() {
+                writers.serve(store);
+            }
+            durable.join().unwrap().unwrap()
+        })
+    }
+
     #[test]
     fn a_block_is_durable_with_all_that_come_before_it() {
         let folder = std::env::temp_dir().join(format!("kvik-store-before-{}", std::process::id()));
         drop(std::fs::remove_dir_all(&folder));
         let (store, child) = (open(&folder), BlockKey([3; 32]));
         // It was put by somebody who does not wait for the disk.
-        let parent = put(&store);
-        let reserved = store.state().reserve(0, Some(parent), child, |_| false);
-        let Ok(Reserved::New(filling)) = reserved else { panic!("no room") };
-        fill(&store, filling);
-        let awaited = Awaited::new(Instant::now() + PATIENCE);
-        std::thread::scope(|scope| {
-            let durable = scope.spawn(|| store.make_durable(0, &[child], &awaited));
-            let writers = &store.below().unwrap().writers;
-            writers.close();
-            while !durable.is_finished() {
-                writers.serve(&store);
-            }
-            assert_eq!(durable.join().unwrap().unwrap(), 1);
-        });
+        put_behind(&store, put(&store), child);
+        assert_eq!(durable(&store, &[child]), 1);
         drop(store);
         assert_eq!(open(&folder).contains(0, &[KEY, child]).unwrap(), [true; 2]);
+        drop(std::fs::remove_dir_all(&folder));
+    }
+
+    #[test]
+    fn a_durable_put_looks_at_what_comes_before_it_where_some_block_has_left_the_log() {
+        let folder = std::env::temp_dir().join(format!("kvik-store-known-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&folder));
+        let (store, keys) = (open(&folder), [KEY, BlockKey([3; 32]), BlockKey([4; 32])]);
+        let first = put(&store);
+        let second = put_behind(&store, first, keys[1]);
+        assert_eq!(durable(&store, &keys[..2]), 2);
+        let place_of = |id: Id| store.state().index.node(id).place;
+        // This is not how a block leaves the log: a put that looked at it would write it.
+        let place = std::mem::take(&mut store.state().index.node_mut(first).place);
+        put_behind(&store, second, keys[2]);
+        assert_eq!((durable(&store, &keys[2..]), place_of(first)), (1, 0));
+        store.state().index.node_mut(first).place = place;
+        // This is, and it must be there for those behind it to be found.
+        store.state().lose_place(first, Where::Log);
+        assert_eq!(durable(&store, &keys[2..]), 1);
+        assert!(place_of(first) > place);
+        drop(store);
+        assert_eq!(open(&folder).contains(0, &keys).unwrap(), [true; 3]);
         drop(std::fs::remove_dir_all(&folder));
     }
 

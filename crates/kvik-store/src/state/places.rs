@@ -17,22 +17,25 @@ impl State {
         if tier == Where::Object && before != 0 {
             self.freed.push(Place(before));
         }
+        if tier == Where::Log && place.0 == 0 {
+            self.durable.clear();
+        }
         self.hold_or_release(id);
     }
 
     /// A block was found in a tier, at its place. False where its namespace or the block before it is not known.
     ///
-    /// The object store is looked through while blocks are stored in it: those have the higher places, which stay.
+    /// A tier is looked through while blocks are stored in it: those have the higher places, which stay.
     pub fn found(&mut self, identity: &Identity, tier: Where, place: Place) -> bool {
         let Some(namespace) = self.tenants.find(&identity.namespace) else { return false };
         if self.tenants.shape(namespace) != identity.shape {
             return false;
         }
         if let Some(id) = self.index.find(namespace, &identity.key) {
-            if tier == Where::Object && self.index.node(id).object > place.0 {
-                self.freed.push(place);
-            } else {
-                self.set_place(id, tier, place);
+            match self.index.node(id).place_in(tier) {
+                Some(known) if known > place && tier == Where::Object => self.freed.push(place),
+                Some(known) if known > place => {}
+                _ => self.set_place(id, tier, place),
             }
             return true;
         }
