@@ -71,7 +71,7 @@ pub(crate) struct Blocks {
 
 impl Blocks {
     pub fn new(state: State) -> Blocks {
-        Blocks { state: Mutex::new(state), changed: Condvar::new(), early: Early::of(Where::Log) }
+        Blocks { state: Mutex::new(state), changed: Condvar::new(), early: Early::default() }
     }
 
     /// Blocks that are known.
@@ -104,7 +104,7 @@ impl TierOwner for Blocks {
     fn found(&self, found: Found<'_>) {
         match found {
             Found::Namespace(id, meaning) => self.found_namespace(id, meaning),
-            Found::Block(identity, place) => self.early.enter(&self.state, &identity, place),
+            Found::Block(identity, place) => self.early.enter(&self.state, (identity, Where::Log, place)),
             Found::Removed(key) => {
                 self.early.forget(&key);
                 lock(&self.state).forget_key(&key);
@@ -138,6 +138,7 @@ impl TierOwner for Blocks {
     }
 
     fn dropped(&self, identity: &Identity, place: Place) {
+        self.early.lose(&identity.key, Where::Log, place);
         let mut state = lock(&self.state);
         if let Some(id) = state.at(identity, Where::Log, place) {
             state.lose_place(id, Where::Log);
@@ -145,6 +146,7 @@ impl TierOwner for Blocks {
     }
 
     fn gone(&self, from: Place, to: Place) {
+        self.early.lose_places(Where::Log, from..to);
         let mut first = 0;
         while let Some(next) = lock(&self.state).lose_places(Where::Log, first, from..to) {
             first = next;
@@ -168,8 +170,7 @@ pub(crate) struct Far {
 
 impl Far {
     pub fn open(options: ObjectOptions, blocks: &Arc<Blocks>) -> Result<Far> {
-        let owner = FarOwner { blocks: blocks.clone(), early: Early::of(Where::Object) };
-        let objects = Objects::open(options, Arc::new(owner))?;
+        let objects = Objects::open(options, Arc::new(FarOwner { blocks: blocks.clone() }))?;
         Ok(Far {
             objects,
             soon: Arc::new(Soon::to(Where::Object)),
@@ -206,14 +207,15 @@ impl Far {
 /// All blocks, as the object store's owner has them.
 struct FarOwner {
     blocks: Arc<Blocks>,
-    early: Early,
 }
 
 impl TierOwner for FarOwner {
     fn found(&self, found: Found<'_>) {
         match found {
             Found::Namespace(id, meaning) => self.blocks.found_namespace(id, meaning),
-            Found::Block(identity, place) => self.early.enter(&self.blocks.state, &identity, place),
+            Found::Block(identity, place) => {
+                self.blocks.early.enter(&self.blocks.state, (identity, Where::Object, place));
+            }
             // What was removed is not told of: what is stored meanwhile is not touched by it.
             Found::Removed(_) | Found::NamespaceRemoved(_) => {}
         }
@@ -242,7 +244,9 @@ impl TierOwner for FarOwner {
 
     fn freed(&self) -> Vec<Place> {
         let mut freed = std::mem::take(&mut lock(&self.blocks.state).freed);
-        freed.extend(self.early.left());
+        // It is first asked when all was told.
+        let left = self.blocks.early.left().filter(|(tier, _)| *tier == Where::Object);
+        freed.extend(left.map(|(_, place)| place));
         freed
     }
 }

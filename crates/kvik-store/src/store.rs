@@ -75,7 +75,8 @@ impl Store {
         let log = options.log.as_ref();
         let log = log.map(|(dir, options)| Log::open(dir, options.clone(), blocks.clone())).transpose()?;
         if log.is_some() {
-            let left = blocks.found_all();
+            // The blocks before some may be in the object store only, which is looked through later.
+            let left = if options.object.is_none() { blocks.found_all() } else { 0 };
             log::info!("the log has {} blocks", blocks.count());
             if left > 0 {
                 log::info!("{left} more in the log are not found any more: the blocks before them are gone");

@@ -411,8 +411,9 @@ impl Source {
 pub(crate) mod tests {
     use super::*;
     use crate::state::{Filling, Reserved};
-    use crate::{Log, LogOptions, NamespaceId, Shape, StoreOptions, entry};
+    use crate::{Bucket, Log, LogOptions, NamespaceId, ObjectOptions, Shape, StoreOptions, entry};
     use kvik_engine::{Config, Engine};
+    use object_store::memory::InMemory;
     use std::path::Path;
 
     pub const NAMESPACE: NamespaceId = NamespaceId([1; 32]);
@@ -522,6 +523,35 @@ pub(crate) mod tests {
         assert!(place_of(first) > place);
         drop(store);
         assert_eq!(open(&folder).contains(0, &keys).unwrap(), [true; 3]);
+        drop(std::fs::remove_dir_all(&folder));
+    }
+
+    #[test]
+    fn a_block_of_the_log_is_found_behind_one_that_only_the_object_store_has() {
+        let folder = std::env::temp_dir().join(format!("kvik-store-far-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&folder));
+        let (bucket, child) = (Arc::new(InMemory::new()), BlockKey([3; 32]));
+        let open = || {
+            let log = Some((folder.clone(), LogOptions::new(8 << 20)));
+            let object = Some(ObjectOptions::new(Bucket::Store(bucket.clone(), "kv".into()), 256 << 20));
+            let options = StoreOptions { memory: 1 << 20, log, object, ..StoreOptions::default() };
+            let store = Store::open(Engine::start(Config::default()).unwrap(), &options).unwrap();
+            store.namespace(NAMESPACE, "one", shape(), "tiny@1").unwrap();
+            store.far().unwrap().know(Instant::now() + PATIENCE).unwrap();
+            store
+        };
+        let store = open();
+        let parent = put(&store);
+        let id = put_behind(&store, parent, child);
+        let place = store.write(parent, &KEY, Where::Object, PATIENCE).unwrap().unwrap();
+        store.far().unwrap().objects.sync(&[place], PATIENCE).unwrap();
+        let place = store.write(id, &child, Where::Log, PATIENCE).unwrap().unwrap();
+        drop(store);
+        let store = open();
+        assert_eq!(store.contains(0, &[KEY, child]).unwrap(), [true; 2]);
+        let id = store.state().index.find(0, &child).unwrap();
+        assert_eq!(store.state().index.node(id).place, place.0);
+        drop(store);
         drop(std::fs::remove_dir_all(&folder));
     }
 

@@ -1,5 +1,5 @@
 //! Blocks that were found in a tier before the one that they come after: that one was copied to make room, say, and its
-//! copy is younger.
+//! copy is younger; or it is in the object store only, which is looked through after the log.
 //!
 //! Invariant: what is said of a block counts for one that waits as for one that is known. A removal takes it, and what
 //! waits behind it; what is found of it later is found.
@@ -10,30 +10,36 @@ use crate::sync::lock;
 use crate::tier::{Identity, Place};
 use crate::{BlockKey, NamespaceId};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Mutex;
 
+/// A block, and where it was found.
+type Block = (Identity, Where, Place);
+
 /// See the module's text.
+#[derive(Default)]
 pub(crate) struct Early {
-    tier: Where,
     waiting: Mutex<Waiting>,
 }
 
 #[derive(Default)]
 struct Waiting {
-    /// By key, of which each namespace may have one.
-    blocks: HashMap<BlockKey, Vec<(Identity, Place)>>,
+    /// By key, of which each namespace may have one in each tier.
+    blocks: HashMap<BlockKey, Vec<Block>>,
     /// The keys of those that come after one; some of them may wait no longer.
     behind: HashMap<BlockKey, Vec<BlockKey>>,
 }
 
 impl Waiting {
-    fn add(&mut self, parent: BlockKey, identity: Identity, place: Place) {
+    fn add(&mut self, parent: BlockKey, block: Block) {
+        let (identity, tier, _) = block;
         let same = self.blocks.entry(identity.key).or_default();
-        let known = same.iter_mut().find(|(other, _)| other.namespace == identity.namespace);
-        let after = known.as_ref().and_then(|(other, _)| other.parent);
+        let is_known = |other: &&mut Block| (other.0.namespace, other.1) == (identity.namespace, tier);
+        let known = same.iter_mut().find(is_known);
+        let after = known.as_ref().and_then(|(other, ..)| other.parent);
         match known {
-            Some(known) => *known = (identity, place),
-            None => same.push((identity, place)),
+            Some(known) => *known = block,
+            None => same.push(block),
         }
         if after != Some(parent) {
             self.behind.entry(parent).or_default().push(identity.key);
@@ -41,42 +47,42 @@ impl Waiting {
     }
 
     /// Takes out those that come after a block.
-    fn take_behind(&mut self, parent: &BlockKey) -> Vec<(Identity, Place)> {
+    fn take_behind(&mut self, parent: &BlockKey) -> Vec<Block> {
         let mut all = Vec::new();
         for key in self.behind.remove(parent).unwrap_or_default() {
-            self.take(&key, |identity| identity.parent == Some(*parent), |one| all.push(one));
+            self.take(&key, |(identity, ..)| identity.parent == Some(*parent), |one| all.push(one));
         }
         all
     }
 
-    fn take(
-        &mut self,
-        key: &BlockKey,
-        wanted: impl Fn(&Identity) -> bool,
-        mut taken: impl FnMut((Identity, Place)),
-    ) {
+    fn take(&mut self, key: &BlockKey, wanted: impl Fn(&Block) -> bool, mut taken: impl FnMut(Block)) {
         if let Some(blocks) = self.blocks.get_mut(key) {
-            blocks.extract_if(.., |(identity, _)| wanted(identity)).for_each(&mut taken);
+            blocks.extract_if(.., |block| wanted(block)).for_each(&mut taken);
             if blocks.is_empty() {
                 self.blocks.remove(key);
             }
         }
     }
+
+    fn retain(&mut self, wanted: impl Fn(&Block) -> bool) {
+        self.blocks.retain(|_, blocks| {
+            blocks.retain(&wanted);
+            !blocks.is_empty()
+        });
+    }
 }
 
 impl Early {
-    pub fn of(tier: Where) -> Early {
-        Early { tier, waiting: Mutex::default() }
-    }
-
     /// Enters a block that was found, and those that have waited for it.
-    pub fn enter(&self, state: &Mutex<State>, identity: &Identity, place: Place) {
-        let mut all = vec![(*identity, place)];
-        while let Some((identity, place)) = all.pop() {
-            if lock(state).found(&identity, self.tier, place) {
-                all.extend(lock(&self.waiting).take_behind(&identity.key));
+    pub fn enter(&self, state: &Mutex<State>, block: Block) {
+        // What its tier loses meanwhile is either waiting or known.
+        let (mut waiting, mut all) = (lock(&self.waiting), vec![block]);
+        while let Some(block) = all.pop() {
+            let (identity, tier, place) = block;
+            if lock(state).found(&identity, tier, place) {
+                all.extend(waiting.take_behind(&identity.key));
             } else if let Some(parent) = identity.parent {
-                lock(&self.waiting).add(parent, identity, place);
+                waiting.add(parent, block);
             }
         }
     }
@@ -87,22 +93,29 @@ impl Early {
         waiting.take(key, |_| true, drop);
         let mut gone = vec![*key];
         while let Some(key) = gone.pop() {
-            gone.extend(waiting.take_behind(&key).into_iter().map(|(identity, _)| identity.key));
+            gone.extend(waiting.take_behind(&key).into_iter().map(|(identity, ..)| identity.key));
         }
     }
 
     /// A namespace was removed: none of its blocks waits any longer.
     pub fn forget_namespace(&self, id: &NamespaceId) {
-        lock(&self.waiting).blocks.retain(|_, blocks| {
-            blocks.retain(|(identity, _)| identity.namespace != *id);
-            !blocks.is_empty()
-        });
+        lock(&self.waiting).retain(|(identity, ..)| identity.namespace != *id);
+    }
+
+    /// What was at this place of a tier is gone.
+    pub fn lose(&self, key: &BlockKey, tier: Where, place: Place) {
+        lock(&self.waiting).take(key, |(_, in_tier, at)| (*in_tier, *at) == (tier, place), drop);
+    }
+
+    /// What was in these places of a tier is gone.
+    pub fn lose_places(&self, tier: Where, places: Range<Place>) {
+        lock(&self.waiting).retain(|(_, in_tier, at)| *in_tier != tier || !places.contains(at));
     }
 
     /// All was told: what comes after a block that was not found is nobody's.
-    pub fn left(&self) -> impl Iterator<Item = Place> + use<> {
+    pub fn left(&self) -> impl Iterator<Item = (Where, Place)> + use<> {
         let Waiting { blocks, .. } = std::mem::take(&mut *lock(&self.waiting));
-        blocks.into_values().flatten().map(|(_, place)| place)
+        blocks.into_values().flatten().map(|(_, tier, place)| (tier, place))
     }
 }
 
@@ -110,6 +123,7 @@ impl Early {
 mod tests {
     use super::*;
     use crate::below::{Blocks, Meaning};
+    use crate::index::Life;
     use crate::policy::PolicyKind;
     use crate::slab::Slabs;
     use crate::tenants::{Known, Tenants};
@@ -152,6 +166,11 @@ mod tests {
             self.0.found(Found::Block(identity, Place(self.1)));
         }
 
+        /// What another tier tells.
+        fn found(&self, identity: Identity, tier: Where, place: u64) {
+            self.0.early.enter(&self.0.state, (identity, tier, Place(place)));
+        }
+
         fn removed(&self, number: u8) {
             self.0.found(Found::Removed(key(number)));
         }
@@ -182,6 +201,44 @@ mod tests {
         told.block(0, 1, 0);
         assert_eq!(told.known(0), [(1, 6), (2, 2), (3, 4), (4, 3)]);
         assert_eq!(told.0.found_all(), 1);
+    }
+
+    #[test]
+    fn what_comes_before_a_block_of_the_log_may_be_in_the_object_store() {
+        let mut told = Told::new();
+        told.block(0, 3, 2);
+        told.block(0, 2, 1);
+        told.block(0, 4, 3);
+        told.block(0, 5, 1);
+        told.block(0, 6, 1);
+        let of = |number: u8, parent: Option<u8>| {
+            let parent = parent.map(key);
+            Identity { key: key(number), parent, namespace: SPACES[0], shape: shape() }
+        };
+        // The log makes room before that is looked through.
+        told.0.dropped(&of(4, Some(3)), Place(3));
+        told.0.gone(Place(4), Place(5));
+        told.found(of(6, Some(1)), Where::Object, 8);
+        told.found(of(1, None), Where::Object, 9);
+        assert_eq!(told.known(0), [(1, 0), (2, 2), (3, 1), (6, 5)]);
+        assert_eq!(told.0.found_all(), 0);
+        let state = lock(&told.0.state);
+        assert!(state.index.node(state.index.find(0, &key(6)).unwrap()).object == 8);
+    }
+
+    #[test]
+    fn a_block_that_was_stored_again_while_it_waits_lies_where_it_was_stored_last() {
+        let mut told = Told::new();
+        told.block(0, 2, 1);
+        {
+            let mut state = lock(&told.0.state);
+            let first = state.index.add(key(1), None, 0, Life::Below);
+            let second = state.index.add(key(2), Some(first), 0, Life::Below);
+            state.set_place(second, Where::Log, Place(7));
+        }
+        let first = Identity { key: key(1), parent: None, namespace: SPACES[0], shape: shape() };
+        told.found(first, Where::Object, 9);
+        assert_eq!(told.known(0), [(1, 0), (2, 7)]);
     }
 
     #[test]
