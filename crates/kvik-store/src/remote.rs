@@ -230,7 +230,8 @@ impl Remote {
         }
     }
 
-    /// Meets the store, says what namespaces are, and waits for its answers.
+    /// Meets the store, says what namespaces are, and waits for its answers: to each of these as long as any call does, since
+    /// others may have to be forgotten for it.
     fn meet(&self, deadline: Duration) -> Result<()> {
         let until = Instant::now() + deadline;
         let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
@@ -252,9 +253,10 @@ impl Remote {
                 None if is_store => return Ok(()),
                 None => Request::Stat,
             };
-            let answers = self.send(start, &request, left())?;
+            let time = if matches!(request, Request::Open { .. }) { DEADLINE } else { left() };
+            let answers = self.send(start, &request, time)?;
             said.push(request);
-            match answers.from.recv_timeout(left()).map(Answer::take) {
+            match answers.from.recv_timeout(time).map(Answer::take) {
                 Ok(Response::Failed(code, text)) => {
                     log::warn!("the store at {} refuses a namespace: {code}: {text}", self.address);
                 }
