@@ -16,7 +16,7 @@ use crate::tier::{Identity, Place, Tier};
 use crate::{BlockKey, entry};
 use kvik_core::{Code, Error, Result};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Bytes that are brought back before the first of them are lent, at least one block.
 const WINDOW: u64 = 16 << 20;
@@ -166,13 +166,15 @@ impl Store {
         let mut waited = false;
         loop {
             let Some(id) = state.index.find(namespace, key) else { return Ok(Brought::Missing) };
+            let place = state.index.node(id).place;
+            // One whose read hangs is a miss, whatever else the disk gives.
+            let left = self.below().map_or(Duration::ZERO, |below| below.pulse.left_of(place));
             match state.index.node(id).life {
                 // Somebody else has loaded it.
                 Life::Resident if waited => return Ok(Brought::Loaded),
                 Life::Resident => return Ok(Brought::Here),
-                Life::Below if state.index.node(id).place != 0 => {
-                    let identity = state.tenants.identity(&state.index, id);
-                    let place = Place(state.index.node(id).place);
+                Life::Below if place != 0 && !left.is_zero() => {
+                    let (identity, place) = (state.tenants.identity(&state.index, id), Place(place));
                     let Ok(filling) = state.begin(id, Life::Loading)? else { return Ok(Brought::Missing) };
                     let at = state.slabs.bytes(filling.slot);
                     drop(state);
@@ -187,9 +189,11 @@ impl Store {
                         return Ok(brought);
                     }
                 }
-                Life::Loading if Instant::now() < until && !state.index.node(id).is_far() => {
+                Life::Loading
+                    if !state.index.node(id).is_far() && !left.is_zero() && Instant::now() < until =>
+                {
                     state.figures.waits += u64::from(!std::mem::replace(&mut waited, true));
-                    state = self.wait(state, until);
+                    state = self.wait(state, until.min(Instant::now() + left));
                 }
                 _ => return Ok(Brought::Missing),
             }
@@ -206,9 +210,9 @@ impl Store {
         let began = Instant::now();
         let loaded = match (self.below(), at) {
             (Some(below), Some((memory, offset))) => {
-                below.pulse.begin();
+                let read = below.pulse.begin(place.0);
                 let loaded = below.log.load(place, identity, &memory, offset as usize);
-                below.pulse.end();
+                below.pulse.end(read);
                 loaded
             }
             _ => Err(crate::slab_gone()),
@@ -287,8 +291,8 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pulse::tests::age;
     use crate::write::tests::{KEY, open, put, write};
-    use std::time::Duration;
 
     #[test]
     fn a_block_whose_segment_is_gone_is_not_known_any_more() {
@@ -308,6 +312,29 @@ mod tests {
         write(&store, put(&store), |_| {});
         drop(store);
         assert_eq!(open(&folder).contains(0, &[KEY]).unwrap(), [true]);
+        drop(std::fs::remove_dir_all(&folder));
+    }
+
+    #[test]
+    fn a_block_whose_read_hangs_is_a_miss_and_may_be_put_again() {
+        let folder = std::env::temp_dir().join(format!("kvik-store-hangs-{}", std::process::id()));
+        drop(std::fs::remove_dir_all(&folder));
+        let store = open(&folder);
+        write(&store, put(&store), |_| {});
+        drop(store);
+        let store = open(&folder);
+        let id = store.state().index.find(0, &KEY).unwrap();
+        let place = store.state().index.node(id).place;
+        let pulse = &store.below().unwrap().pulse;
+        let (hangs, other) = (pulse.begin(place), pulse.begin(place + 1));
+        pulse.end(other);
+        age(pulse);
+        assert!(!pulse.left().is_zero(), "the disk gives something");
+        let until = Instant::now() + Duration::from_secs(20);
+        assert_eq!(store.bring_one(0, &KEY, until).unwrap(), Brought::Missing);
+        pulse.end(hangs);
+        assert_eq!(store.bring_one(0, &KEY, until).unwrap(), Brought::Loaded);
+        drop(store);
         drop(std::fs::remove_dir_all(&folder));
     }
 }

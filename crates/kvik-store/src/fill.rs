@@ -70,7 +70,8 @@ impl Store {
         durable: bool,
     ) -> Result<Reservation> {
         check_keys(keys)?;
-        let stopped = self.below().is_some_and(|below| below.pulse.left().is_zero());
+        let pulse = self.below().map(|below| &below.pulse);
+        let stopped = pulse.is_some_and(|pulse| pulse.left().is_zero());
         let shut = self.far().is_some_and(|far| far.objects.is_shut());
         let (store, keys) = (self.clone(), keys.to_vec());
         let mut all =
@@ -89,7 +90,8 @@ impl Store {
         let mut again = false;
         for (at, key) in all.keys.iter().enumerate() {
             let is_brought = |below: &Node| {
-                let gives_none = if below.place != 0 { stopped } else { shut };
+                let hangs = || pulse.is_some_and(|pulse| pulse.left_of(below.place).is_zero());
+                let gives_none = if below.place != 0 { stopped || hangs() } else { shut };
                 if below.life == Life::Loading {
                     // Of an object store a read ends by itself.
                     return below.place != 0 && gives_none;
@@ -295,9 +297,8 @@ fn abandon(fillings: Vec<Filling>, store: &Store) {
 mod tests {
     use super::*;
     use crate::Place;
-    use crate::tier::PATIENCE;
-    use crate::write::Awaited;
-    use crate::write::tests::{KEY, fill, open, put, write};
+    use crate::pulse::tests::age;
+    use crate::write::tests::{KEY, durable, fill, open, put, write};
 
     #[test]
     fn a_put_of_what_does_not_come_from_below_brings_it_or_leaves_it_there() {
@@ -312,6 +313,14 @@ mod tests {
             (reservation.found.known, reservation.new.len())
         };
         assert_eq!(found(&store), (1, 0));
+        // Its read hangs, and the disk gives something all the same.
+        let (place, pulse) = (store.state().index.ids().next().unwrap(), &store.below().unwrap().pulse);
+        let place = store.state().index.node(place).place;
+        let (hangs, other) = (pulse.begin(place), pulse.begin(place + 1));
+        pulse.end(other);
+        age(pulse);
+        assert_eq!(found(&store), (0, 1));
+        pulse.end(hangs);
         let id = store.state().index.find(0, &KEY).unwrap();
         store.state().index.node_mut(id).failed = true;
         // A reservation that is dropped has brought nothing.
@@ -326,16 +335,7 @@ mod tests {
         assert_eq!((found(&store), store.state().index.node(id).failed), ((1, 0), false));
         // The log could not read its copy, so that is none: a durable put writes another one.
         assert_eq!(store.state().index.node(id).place, 0);
-        let awaited = Awaited::new(Instant::now() + PATIENCE);
-        std::thread::scope(|scope| {
-            let durable = scope.spawn(|| store.make_durable(0, &[KEY], &awaited));
-            let writers = &store.below().unwrap().writers;
-            writers.close();
-            while !durable.is_finished() {
-                writers.serve(&store);
-            }
-            assert_eq!(durable.join().unwrap().unwrap(), 1);
-        });
+        assert_eq!(durable(&store, &[KEY]), 1);
         assert!(store.state().index.node(id).place > place);
         drop(store);
         drop(std::fs::remove_dir_all(&folder));
