@@ -402,8 +402,6 @@ def test_a_file_is_checked_with_the_variables_that_are_set(tmp_path: Path) -> No
         "emulator serve",
         "router serve --prefill http://a:1 --decode http://a:2",
         "selftest",
-        "store bench copies --blocks 2 --rounds 1",
-        "store bench misses --model qwen2.5-3b",
         "store doctor",
         "store serve",
         "store stat",

@@ -98,7 +98,7 @@ def test_another_store_that_gives_other_bytes_is_refused(tmp_path: Path) -> None
         ((*SMALL, "--beside", "/nonexistent"), "/nonexistent"),
         ((*SMALL, "--beside", f"{sys.executable} -c 1"), "it ended"),
         ((*SMALL, "--beside", f"{sys.executable} 'x"), "No closing quotation"),
-        (("misses", "--rate", "nan"), "'nan' is no number"),
+        (("misses", "--rate", "nan"), "'nan' is not a number"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_measured_is_refused_by_name(arguments: tuple[str, ...], said: str) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import kvik
 from kvik.bench.errors import BenchError
+from kvik.config import variables
 from kvik.store.bench import baselines
 from kvik.store.bench.beside import Beside
 from kvik.store.bench.figures import Rounds, seconds
@@ -145,7 +146,7 @@ def _round(rounds: Rounds, copy: baselines.Copy, client: _Client, beside: list[B
 def measure_copies(shape: BlockShape, plan: Plan) -> Cell:
     """The seven ways to copy within a machine, one model."""
     cell = Cell(shape, "auto")
-    with kvik.Engine() as engine, ThreadPoolExecutor(plan.threads) as pool:
+    with variables.left_out(), kvik.Engine() as engine, ThreadPoolExecutor(plan.threads) as pool:
         pages = Pages.make(engine, shape, plan.blocks, by_layer=False, seed=plan.seed)
         copies = {MEMCPY: baselines.memcpy(pages, pool, plan.threads)}
         for name, baseline in baselines.BASELINES.items():
