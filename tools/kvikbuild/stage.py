@@ -27,6 +27,8 @@ Output = Literal[
 SKIPS_FILE = "KVIK_TEST_SKIPS_FILE"
 SHOWN_ON_FAILURE = 400  # lines; the log file has all of them
 SHOWN_LAST = 12  # lines of it once more at the very end, all that some readers of a long output see
+GRACE = 10.0  # seconds between SIGTERM and SIGKILL for what a stage has started
+ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
 class StageError(Exception):
@@ -166,9 +168,9 @@ def run_stages(stages: Sequence[Stage], left_out: Sequence[tuple[str, str]] = ()
     """Run the stages in order and print the summary; returns the exit status."""
     LOGS.mkdir(parents=True, exist_ok=True)
     # A stage's commands are in sessions of their own: an end from outside has to pass through their clean-up.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in ENDS:
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
-            signal.signal(number, lambda number, _frame: sys.exit(128 + number))
+            signal.signal(number, _end)
     outcomes: list[Outcome] = []
     for stage in stages:
         outcome = _run_one(stage)
@@ -178,6 +180,14 @@ def run_stages(stages: Sequence[Stage], left_out: Sequence[tuple[str, str]] = ()
     rest = [s.name for s in stages[len(outcomes) :]]
     _summary(outcomes, rest, left_out)
     return 0 if not rest and all(o.result == "ok" for o in outcomes) else 1
+
+
+def _end(number: int, _frame: object) -> None:
+    """Once: `timeout` sends its signal to `make`, which passes it on, and to all of its group. The second one
+    would end the clean-up."""
+    for one in ENDS:
+        signal.signal(one, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _run_one(stage: Stage) -> Outcome:
@@ -249,7 +259,7 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         except ProcessLookupError:
             break
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=GRACE)
         except subprocess.TimeoutExpired:
             continue
     process.poll()
