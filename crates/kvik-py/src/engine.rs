@@ -170,15 +170,13 @@ impl PyEngine {
     /// content: what the pages hold, with one link for each of them; None: nothing is said of it, and nothing compared.
     ///     A grant with content serves only who states the same, whatever the ticket says: ContentMismatch and
     ///     ContentRequired tell others.
-    /// grant_id: 32 hexadecimal digits, to issue a grant that a ticket made by `ticket_template` already
-    ///     names.
+    /// grant_id: 32 hexadecimal digits, to issue a grant that a ticket made by `ticket_template` already names.
     /// after: a stream of the GPU that the pages lie on, as of `Engine.read`: who asks for them waits, within its
     ///     deadline, until the stream has done what it was given up to this call. If that fails, the grant is revoked.
     /// tag: a request id for this engine's log lines (`kvik_request`); it is never sent.
     ///
     /// Raises InvalidArgument for an option that cannot be, or content that has not one link for each page (which are
-    /// whole pages then), BufferInvalid for a write grant on read-only
-    /// memory, RegionClosed, EngineClosed.
+    /// whole pages then), BufferInvalid for a write grant on read-only memory, RegionClosed, EngineClosed.
     #[pyo3(signature = (pages, *, right="read", r#use=None, expiry=Seconds::of(120.0),
                         max_expiry=Seconds::of(600.0), content=None, grant_id=None, after=None, tag=""),
            text_signature = "($self, pages, *, right='read', use=1, expiry=120.0, max_expiry=600.0, \
@@ -498,8 +496,7 @@ impl PyEngine {
     ///
     /// to: a ticket of the peer (it is connected to if that is not done yet), the ticket's text, or the id of an
     ///     engine that is connected to this one.
-    /// payload: bytes, 65,536 at most: it shares the control connection with heartbeats. What is larger belongs
-    ///     into pages.
+    /// payload: bytes, 65,536 at most: it shares the control connection with heartbeats. More belongs into pages.
     /// deadline: seconds until the peer's program must have taken it; None for the engine's.
     ///
     /// Returns when the notification is on its way, which takes a moment, or, while the peer has not taken the
