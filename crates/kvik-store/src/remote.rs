@@ -234,42 +234,49 @@ impl Remote {
     /// others may have to be forgotten for it.
     fn meet(&self, deadline: Duration) -> Result<()> {
         let until = Instant::now() + deadline;
-        let left = || until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         let who = self.engine.meet(self.address.as_str(), Some(deadline))?;
         let start = (who.engine, who.incarnation);
         self.answers.inbox.follow(&who)?;
+        self.wait_until_it_serves(start, until)?;
         let mut said = Vec::new();
-        loop {
-            // What is opened meanwhile is said, too, before anybody takes it for up. One that nothing is said to is asked
-            // something: it may be no store.
-            let is_store = !said.is_empty();
-            let more = self.opened.next(&said, || {
-                if is_store {
-                    self.up(start);
-                }
-            });
-            let request = match more {
-                Some(request) => request,
-                None if is_store => return Ok(()),
-                None => Request::Stat,
-            };
-            let time = if matches!(request, Request::Open { .. }) { DEADLINE } else { left() };
-            let answers = self.send(start, &request, time)?;
+        // What is opened meanwhile is said, too, before anybody takes it for up.
+        while let Some(request) = self.opened.next(&said, || self.up(start)) {
+            let answers = self.send(start, &request, DEADLINE)?;
             said.push(request);
-            match answers.from.recv_timeout(time).map(Answer::take) {
+            match answers.from.recv_timeout(DEADLINE).map(Answer::take) {
                 Ok(Response::Failed(code, text)) => {
                     log::warn!("the store at {} refuses a namespace: {code}: {text}", self.address);
                 }
                 Ok(_) => {}
-                Err(_) => {
-                    let text = format!(
-                        "what listens at {} does not answer as a store: is it `kvik store serve`, and is it well?",
-                        self.address
-                    );
-                    return Err(Error::new(Code::StoreUnavailable, text));
-                }
+                Err(_) => return Err(self.no_answer()),
             }
         }
+        Ok(())
+    }
+
+    /// Its engine listens before it serves, and drops what comes until then: so it is asked again until it answers. What
+    /// never does may be no store.
+    fn wait_until_it_serves(&self, start: Start, until: Instant) -> Result<()> {
+        let mut pause = BACKOFF.0;
+        loop {
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
+            let asked = self.send(start, &Request::Stat, left)?;
+            match asked.from.recv_timeout(pause.min(left)) {
+                Ok(_) => return Ok(()),
+                Err(RecvTimeoutError::Timeout) if Instant::now() < until => {
+                    pause = (pause * 2).min(BACKOFF.1)
+                }
+                Err(_) => return Err(self.no_answer()),
+            }
+        }
+    }
+
+    fn no_answer(&self) -> Error {
+        let text = format!(
+            "what listens at {} does not answer as a store: is it `kvik store serve`, and is it well?",
+            self.address
+        );
+        Error::new(Code::StoreUnavailable, text)
     }
 
     fn up(&self, start: Start) {
@@ -498,6 +505,26 @@ mod tests {
         let second = Engine::start(Config { listen, ..Config::default() }).unwrap();
         assert_eq!(first.id(), second.id());
         assert!(!Arc::ptr_eq(&kept, &AnswersOf::engine(&second).unwrap()));
+    }
+
+    #[test]
+    fn a_store_that_listens_before_it_serves_is_met_once_it_does() {
+        const LIMIT: Duration = Duration::from_secs(20);
+        let there = Engine::start(Config::default()).unwrap();
+        let here = Engine::start(Config::default()).unwrap();
+        let address = there.addresses()[0].to_string();
+        std::thread::scope(|threads| {
+            let met = threads.spawn(|| Remote::connect(&here, &address, LIMIT).map(|_| Instant::now()));
+            let until = Instant::now() + LIMIT;
+            // The first question has come, and was dropped.
+            while !there.metrics().contains("kvik_notifications_dropped_total 1") {
+                assert!(Instant::now() < until, "nothing was asked");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let _server = Server::start(&there, &StoreOptions::default()).unwrap();
+            let met = met.join().unwrap();
+            assert!(met.expect("it serves") < until, "the question that was dropped was waited for");
+        });
     }
 
     #[test]
