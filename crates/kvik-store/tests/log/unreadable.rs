@@ -202,9 +202,10 @@ fn a_block_whose_record_is_damaged_goes_with_its_segment() {
     store(&log, &index, 0).unwrap();
     let place = index.find(&Block::key(0)).unwrap().1;
     log.sync(&[place], LONG).unwrap();
-    store(&log, &index, 1).unwrap();
-    // Its segment has no footer then: what is in it is looked for.
+    // Its segment has no footer then: what is in it is looked for. The disk is bad before the block is stored: the log may
+    // sync it unasked, a second later or while it ends the sync before.
     bad.syncs.store(true, Ordering::SeqCst);
+    store(&log, &index, 1).unwrap();
     log.sync(&[index.find(&Block::key(1)).unwrap().1], LONG).unwrap_err();
     bad.syncs.store(false, Ordering::SeqCst);
     let path = dir.0.join(name_of(place));
