@@ -5,11 +5,12 @@ use crate::blocks::*;
 use crate::owner::Index;
 use kvik_core::Code;
 use kvik_store::{Log, Tier};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Instant;
 
 /// What a child does; it is run by the tests below.
 #[test]
@@ -56,6 +57,20 @@ fn start_from(program: &Path, dir: &Dir) -> Command {
     command.args(["processes::child", "--exact", "--ignored", "--nocapture"]);
     command.env("KVIK_LOG_DIR", &dir.0).stdin(Stdio::piped()).stdout(Stdio::piped());
     command
+}
+
+/// Starts a program that was just written. A process that another test starts meanwhile has it open for writing, and
+/// nobody may run it, until that one runs a program of its own.
+fn spawn_copied(command: &mut Command) -> Child {
+    let until = Instant::now() + LONG;
+    loop {
+        match command.spawn() {
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < until => {
+                std::thread::yield_now();
+            }
+            started => return started.unwrap(),
+        }
+    }
 }
 
 /// Waits until a child has said something. What this gives keeps it from writing to nobody.
@@ -108,7 +123,7 @@ fn a_directory_that_may_only_be_read_is_read() {
         // No mode keeps root out.
         command.uid(65534).gid(65534);
     }
-    let mut child = command.spawn().unwrap();
+    let mut child = spawn_copied(&mut command);
     let _out = wait_for(&mut child, "read");
     assert!(child.wait().unwrap().success());
     let after: Vec<_> = dir.files().iter().map(|file| std::fs::read(file).unwrap()).collect();
