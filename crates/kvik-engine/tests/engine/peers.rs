@@ -116,14 +116,14 @@ fn a_web_server_is_no_engine() {
 /// Begins ten transfers; each must end with this code, within these times.
 fn ten_fail(reader: &Engine, ticket: &Ticket, options: &TransferOptions, expected: Code, from: f32, to: f32) {
     let here = region(reader, 10, 2);
-    let began = Instant::now();
+    let (began, busy) = (Instant::now(), watch::start());
     let one = |id| reader.read(&pages(&here, &[id]), ticket, None, options.clone()).unwrap();
     let transfers: Vec<Transfer> = (0..10).map(one).collect();
     for transfer in transfers {
         let error = transfer.wait(Some(PATIENCE)).unwrap_err();
         assert_eq!(error.code, expected, "{error}");
-        let took = began.elapsed().as_secs_f32();
-        assert!((from..to).contains(&took), "after {took} s: {error}");
+        let [least, most] = [began.elapsed(), busy.elapsed()].map(|took| took.as_secs_f32());
+        assert!(least >= from && most < to, "after {least} s, of which {most} s count: {error}");
     }
 }
 
