@@ -2,6 +2,7 @@
 
 use crate::rig::*;
 use crate::tracer::{Fate, Traced};
+use crate::watch;
 use kvik_core::Result;
 use kvik_engine::{Config, Engine};
 use kvik_store::{Ack, Client, LogOptions, Server, Space, StoreOptions, Stored};
@@ -30,7 +31,7 @@ pub fn prompt(number: u32) -> [u32; 3] {
 
 /// Everything that asks here has an answer soon, whatever that is.
 pub fn soon<R>(ask: impl FnOnce() -> R) -> R {
-    let began = Instant::now();
+    let began = watch::start();
     let answer = ask();
     assert!(began.elapsed() < SOON, "it took {:?}", began.elapsed());
     answer
