@@ -31,6 +31,7 @@ from tests.python.store_rig import Served
 TOKENS = 6
 PAGE = 16
 DEADLINE = 1.0
+LONG = 20.0  # where the store answers, and every block is counted
 # What a request may take besides, on a machine that does other things too.
 SLACK = 2.5
 PLAN = StorePlan(StoreOption("", 0, DEADLINE), f"kvik-emulator:{TINY.name}", f"{FUNCTION}:{TINY.name}")
@@ -46,10 +47,10 @@ def choices(reason: str) -> str:
     return f'kvik_emulator_store_choices_total{{reason="{reason}"}}'
 
 
-def spec(name: str, store: str, *options: str, cached: bool = False) -> Spec:
+def spec(name: str, store: str, *options: str, cached: bool = False, deadline: float = LONG) -> Spec:
     """A server with a store."""
     cache = () if cached else ("--no-prefix-cache",)
-    return Spec(name, options=("--store", f"{store},deadline={DEADLINE}", *cache, *options))
+    return Spec(name, options=("--store", f"{store},deadline={deadline}", *cache, *options))
 
 
 def wait_put(server: HttpServer, count: int) -> None:
@@ -218,7 +219,9 @@ def test_a_store_that_is_lost_costs_one_deadline(
     truth = [tokens_of(alone, prompt, TOKENS) for prompt in prompts]
     with (
         Served("--memory", "64MiB") as served,
-        servers.servers(tmp_path, spec("one", served.address, "--tp", str(ranks))) as (one,),
+        servers.servers(tmp_path, spec("one", served.address, "--tp", str(ranks), deadline=DEADLINE)) as (
+            one,
+        ),
         Load(one, prompts, truth) as load,
     ):
         load.hits()
@@ -238,7 +241,10 @@ def test_a_store_that_is_lost_costs_one_deadline(
 def test_a_client_that_leaves_while_the_store_is_asked(tmp_path: Path, alone: HttpServer) -> None:
     """The pages stay until the load has ended, and then come back."""
     prompt = prompt_of(9 * PAGE + 1, seed=50)
-    with Served() as served, servers.servers(tmp_path, spec("one", served.address)) as (one,):
+    with (
+        Served() as served,
+        servers.servers(tmp_path, spec("one", served.address, deadline=DEADLINE)) as (one,),
+    ):
         assert tokens_of(one, prompt, TOKENS) == tokens_of(alone, prompt, TOKENS)
         wait_put(one, 9)
         with served.stopped():
@@ -254,7 +260,7 @@ def test_a_store_that_is_dead_at_the_start(tmp_path: Path, alone: HttpServer) ->
     truth = tokens_of(alone, prompt, TOKENS)
     with Served() as served:
         served.kill()
-        with servers.servers(tmp_path, spec("one", served.address)) as (one,):
+        with servers.servers(tmp_path, spec("one", served.address, deadline=DEADLINE)) as (one,):
             watch = Watch()
             for _ in range(3):
                 assert tokens_of(one, prompt, TOKENS) == truth
