@@ -116,11 +116,11 @@ def test_many_ranks_that_do_not_end_are_ended_at_once() -> None:
 
     async def run() -> float:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-        links = [object.__new__(RankLink) for _ in range(4)]
+        links = [object.__new__(RankLink) for _ in range(16)]
         for link in links:
             link.process, link._hang_up = subprocess.Popen(["sleep", "60"]), lambda: None
         began = time.monotonic()
-        assert await asyncio.gather(*(link.close(1.0) for link in links)) == [-9] * 4
+        assert await asyncio.gather(*(link.close(1.0) for link in links)) == [-9] * 16
         return time.monotonic() - began
 
-    assert 1.0 <= asyncio.run(run()) < 2.0
+    assert 1.0 <= asyncio.run(run()) < 10.0  # and not 16
