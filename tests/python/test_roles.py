@@ -40,10 +40,10 @@ def end(*_):
     with open(sys.argv[2], "a") as file:
         file.write(sys.argv[1] + "\\n")
     os._exit(0)
-signal.signal(signal.SIGTERM, end)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # one that comes before it waits is kept
 print("up", flush=True)
-while True:
-    signal.pause()
+signal.sigwait([signal.SIGTERM])
+end()
 """
 LISTENER = """
 import socket, sys
@@ -206,7 +206,7 @@ def test_a_keeper_far_away(tmp_path: Path, end: str) -> None:
     ends = tmp_path / "ends"
     asked = {
         "command": [sys.executable, "-c", POLITE, "far", str(ends)], "grace": 5.0, "env": {"A": "b"},
-        "folder": str(tmp_path / "made"), "lease": 1.0,
+        "folder": str(tmp_path / "made"), "lease": 4.0,
     }  # fmt: skip
     far = subprocess.Popen(
         [sys.executable, "-S", "-c", source, "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -221,12 +221,12 @@ def test_a_keeper_far_away(tmp_path: Path, end: str) -> None:
         far.stdin.close()
     else:
         began = time.monotonic()
-        for _ in range(4):
+        for _ in range(11):
             far.stdin.write(b".")
             far.stdin.flush()
             with pytest.raises(subprocess.TimeoutExpired):
                 far.wait(0.4)  # it is there as long as it hears of us
-        assert time.monotonic() - began > 1.5
+        assert time.monotonic() - began > 4.0
     assert far.wait(20) == 0
     assert ends.read_text() == "far\n"
     far.stdout.close()
