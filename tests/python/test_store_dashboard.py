@@ -88,7 +88,7 @@ def _ready(address: str) -> bool:
     try:
         with urllib.request.urlopen(f"http://{address}/-/ready", timeout=5) as answer:
             return bool(answer.status == HTTPStatus.OK)
-    except urllib.error.URLError:
+    except OSError:  # of urllib, or of a connection that it has already
         return False
 
 
