@@ -17,10 +17,9 @@ MODEL = "stub"
 @dataclass
 class Behaviour:
     """What it does. Times in seconds. `busy`: requests are served one after another, each `first` long.
-    `firsts`: `first` of the first requests, by their number. `refused`: those that are refused, likewise."""
+    `refused`: the numbers of those that are refused."""
 
     first: float = 0.01
-    firsts: tuple[float, ...] = ()
     gap: float = 0.002
     busy: bool = False
     fault: str | None = None
@@ -77,7 +76,7 @@ class Stub:
         if behaviour.fault == "silent":
             await asyncio.sleep(60)
         async with self._turn if behaviour.busy else contextlib.AsyncExitStack():
-            await asyncio.sleep((*behaviour.firsts, behaviour.first)[min(number, len(behaviour.firsts))])
+            await asyncio.sleep(behaviour.first)
         return await self._stream(writer, served)
 
     async def _stream(self, writer: asyncio.StreamWriter, served: Served) -> bool:

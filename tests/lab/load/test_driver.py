@@ -26,8 +26,8 @@ from kvik_lab.load.prompts import Made
 from kvik_lab.load.run import run
 from kvik_lab.load.spec import parse_spec
 from kvik_lab.load.tokens import ByteText, Content
-from kvik_lab.records import Client, LoadResult, dump, read_load
-from kvik_lab.records.measures import Goals, ttft, ttft_from_send
+from kvik_lab.records import Client, LoadResult, Request, dump, read_load
+from kvik_lab.records.measures import PER_REQUEST, Goals, ttft, ttft_from_send
 from tests.lab.load.stub import MODEL, Stub, stub
 
 CLOSED = {"kind": "closed", "concurrency": 2}
@@ -100,16 +100,30 @@ async def test_a_seed_gives_the_same_prompts_and_another_one_others() -> None:
     assert not set(digests[0]) & set(digests[2])
 
 
-async def test_a_warm_up_goes_on_until_its_times_keep_a_level() -> None:
+def take(monkeypatch: pytest.MonkeyPatch, *seconds: float) -> None:
+    """Let the requests take so long for the rule, one after another, and the last of these from then on: by
+    the clock, a few that wait for a processor make another series of them."""
+
+    def stated(request: Request) -> float | None:
+        at = request.iteration
+        if ttft(request) is None:
+            return None
+        return seconds[min(at, len(seconds) - 1)] + 1e-6 * (at * 7 % 5)  # as no two times are the same
+
+    monkeypatch.setitem(cast("dict[str, Any]", PER_REQUEST), "ttft", stated)
+
+
+async def test_a_warm_up_goes_on_until_its_times_keep_a_level(monkeypatch: pytest.MonkeyPatch) -> None:
     """Past the slow ones, and as long again as a level has to last. What is measured is that of any other
     length of the warm-up."""
     warmup = {"until": "changepoint", "min": 10, "max": 60}
     results = []
-    for firsts in ((), (0.1,) * 8):
-        async with stub(firsts=firsts, gap=0) as server:
+    for slow in (0, 8):
+        take(monkeypatch, *[0.1] * slow, 0.01)
+        async with stub(gap=0) as server:
             results.append(await load(server, warmup=warmup, seed=7))
         assert len(server.served) == len(results[-1].requests)
-    steady, slow = results
+    steady, longer = results
     for result in results:
         warmed = result.client.warmup
         assert warmed is not None
@@ -118,20 +132,19 @@ async def test_a_warm_up_goes_on_until_its_times_keep_a_level() -> None:
         assert 10 <= warmed.requests - warmed.level_from <= warmed.requests < 60
         assert sum(one.phase == "warmup" for one in result.requests) == warmed.requests
         assert warmed.seconds >= sum(ttft(one) or 0 for one in result.requests[: warmed.requests])
-    assert slow.client.warmup is not None
-    assert (slow.client.warmup.level_from or 0) >= 8
+    assert longer.client.warmup is not None
+    assert (longer.client.warmup.level_from or 0) >= 8
     measured = [[(one.iteration, one.prompt_digest) for one in result.requests[-6:]] for result in results]
     assert measured[0] == measured[1]
     assert steady.requests[-6].phase == "measure"
 
 
-@pytest.mark.parametrize(
-    "behaviour",
-    [{"firsts": tuple(0.01 * at for at in range(1, 20))}, {"refused": range(12)}],
-    ids=["slower and slower", "nothing answered"],
-)
-async def test_a_warm_up_ends_at_its_bound_without_a_level(behaviour: dict[str, Any]) -> None:
-    async with stub(**behaviour, gap=0) as server:
+@pytest.mark.parametrize("refused", [range(0), range(12)], ids=["slower and slower", "nothing answered"])
+async def test_a_warm_up_ends_at_its_bound_without_a_level(
+    refused: range, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take(monkeypatch, *(0.01 * at for at in range(1, 20)))
+    async with stub(refused=refused, gap=0) as server:
         result = await load(server, warmup={"until": "changepoint", "min": 8, "max": 12}, requests=2)
     assert result.client.warmup is not None
     assert (result.client.warmup.requests, result.client.warmup.level_from) == (12, None)
