@@ -25,6 +25,7 @@ window.addEventListener('load', function () {
 </script></body>"""
 
 
+@pytest.mark.timeout(300)
 def test_the_page_in_a_browser(tmp_path: Path) -> None:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
@@ -34,7 +35,7 @@ def test_the_page_in_a_browser(tmp_path: Path) -> None:
     command = [chromium, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=6000"]
     command += ["--window-size=1280,2000", "--enable-logging=stderr", "--v=0", "--dump-dom", page.as_uri()]
     environment = {**os.environ, "HOME": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=True)
     assert "CONSOLE" not in done.stderr, done.stderr
     seen = re.search(r'data-seen="([\d ]+)"', done.stdout)
     assert seen is not None, done.stdout[-2000:]

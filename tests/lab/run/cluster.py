@@ -15,7 +15,7 @@ from pathlib import Path
 from kvik.roles.hosts import CABLE, CannotError, Host, two_hosts
 from kvik.roles.processes import Process
 
-LIMIT = 30.0  # seconds for a daemon to be there
+LIMIT = 120.0  # seconds for a daemon to be there
 DAEMONS = {"munged": "munge", "slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client"}
 CONFIG = """
 ClusterName=kvik

@@ -15,7 +15,7 @@ from kvik.roles.hosts import CannotError, Host, two_hosts
 from kvik.roles.processes import Process
 
 PORT = 6379
-LIMIT = 60.0  # seconds for a node to be there
+LIMIT = 120.0  # seconds for a node to be there
 NODE = (
     "start", "--block", "--disable-usage-stats", "--num-cpus=2", "--object-store-memory=80000000",
 )  # fmt: skip

@@ -16,7 +16,7 @@ from kvik.roles.hosts import CABLE, CannotError, Host, two_hosts
 from kvik.roles.processes import Process
 
 PORT = 2222
-LIMIT = 30.0  # seconds for an sshd to listen
+LIMIT = 120.0  # seconds for an sshd to listen
 CONFIG = """
 HostKey {folder}/host
 AuthorizedKeysFile {folder}/user.pub

@@ -16,7 +16,8 @@ from kvik_lab.records import RunRecord, read
 from kvik_lab.run import machine
 from kvik_lab.run.control import mark
 
-LIMIT = 120.0  # seconds for what takes a few, on a busy machine
+LIMIT = 240.0  # seconds for what takes a few: a bound for what hangs, on the busiest machine
+GONE = 60.0  # seconds until what has vanished is noticed, or has ended, everywhere: leases and grace are 10
 SMALL = """
 study: small
 unit: {model: tiny}
@@ -128,6 +129,15 @@ def completed_on_two(found: Collection[RunRecord], said: str) -> None:
 def processes(out: Path) -> list[int]:
     """Processes of a journal's study that are there now."""
     return [pid for pid in machine.own(mark(out)) if pid != os.getpid()]
+
+
+def commands(out: Path) -> dict[int, bytes]:
+    """Their command lines; one that ends meanwhile has none."""
+    found = {}
+    for pid in processes(out):
+        with contextlib.suppress(OSError):
+            found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes()
+    return found
 
 
 def wait_for(holds: Callable[[], bool], what: str, limit: float = LIMIT) -> None:

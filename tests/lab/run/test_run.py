@@ -15,7 +15,19 @@ from kvik.stat import engines
 from kvik_lab.observe import engines_of
 from kvik_lab.run.execute import together, told_twice
 from tests.lab.gates.scene import finding
-from tests.lab.run.studies import PLAIN, SMALL, finish, processes, records, run, start, wait_for, written
+from tests.lab.run.studies import (
+    GONE,
+    PLAIN,
+    SMALL,
+    commands,
+    finish,
+    processes,
+    records,
+    run,
+    start,
+    wait_for,
+    written,
+)
 from tests.python.peers import random_seed
 
 STATED = """
@@ -53,7 +65,7 @@ run:
 KILLS = int(os.environ.get("KVIK_TEST_LAB_KILLS", "0"))  # of a longer study: `make soak`
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_study_from_its_plan_to_its_verdicts(tmp_path: Path) -> None:
     """Each planned run once, in two starts, with what was measured and what was counted."""
     study, out = written(tmp_path, PLAIN.replace("starts: 1", "starts: 2, blocks: 2")), tmp_path / "out"
@@ -91,7 +103,7 @@ def test_a_study_from_its_plan_to_its_verdicts(tmp_path: Path) -> None:
     assert len(records(out)) == 4
 
 
-@pytest.mark.timeout(300 + 120 * KILLS)
+@pytest.mark.timeout(600 + 120 * KILLS)
 def test_interrupted_and_killed_at_random_moments_and_resumed(tmp_path: Path) -> None:
     """Ctrl-C leaves nothing, and says how to go on. Whenever the controller is killed, no run is lost or
     counted twice, and no process is left."""
@@ -108,7 +120,7 @@ def test_interrupted_and_killed_at_random_moments_and_resumed(tmp_path: Path) ->
         time.sleep(rng.uniform(0.0, 4.0))  # the moment is drawn: there is no event to wait for
         controller.send_signal(signal.SIGKILL)
         finish(controller)
-        wait_for(lambda: not processes(out), f"all processes have ended (seed {seed})", 30.0)
+        wait_for(lambda: not processes(out), f"all processes have ended (seed {seed})", GONE)
         assert done <= set(records(out)), f"a run was lost (seed {seed})"
         controller = start("resume", study, out)
     status, said = finish(controller)
@@ -137,15 +149,15 @@ def _interrupt(controller: subprocess.Popen[str], study: Path, out: Path) -> Non
     assert status == 4, said
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_servers_that_die_are_started_again(tmp_path: Path) -> None:
     """The run in flight is marked, and run again under another start; the study goes on."""
     study, out = written(tmp_path, PLAIN.replace("requests: 4", "requests: 40")), tmp_path / "out"
     controller = start("run", study, out)
     wait_for(lambda: len(records(out)) >= 1, "a run has ended")
     (victim,) = [
-        pid for pid in processes(out)
-        if b"--role\0decode" in Path(f"/proc/{pid}/cmdline").read_bytes() and _parent_is_keeper(pid)
+        pid for pid, command in commands(out).items()
+        if b"--role\0decode" in command and _parent_is_keeper(pid)
     ]  # fmt: skip
     os.kill(victim, signal.SIGKILL)
     status, said = finish(controller)
@@ -158,7 +170,7 @@ def test_servers_that_die_are_started_again(tmp_path: Path) -> None:
     assert processes(out) == []
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_status_of_a_study_that_runs(tmp_path: Path) -> None:
     """It answers while the controller has the journal, and the study goes on as if nobody had asked."""
     study, out = written(tmp_path, PLAIN.replace("requests: 4", "requests: 40")), tmp_path / "out"
@@ -181,7 +193,7 @@ def test_status_of_a_study_that_runs(tmp_path: Path) -> None:
     assert (asked, "2 of 2 runs are completed; it is not running" in answer) == (0, True), answer
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_study_of_designed_hits_is_held_to_what_it_states(tmp_path: Path) -> None:
     """The share of hits is that which is stated; and no run is above a floor of an hour."""
     out = tmp_path / "out"
@@ -197,7 +209,7 @@ def test_a_study_of_designed_hits_is_held_to_what_it_states(tmp_path: Path) -> N
     assert "28 of 28 first tokens are below the floor" in said
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_study_of_a_store_s_hits_is_held_to_what_it_states(tmp_path: Path) -> None:
     """Of a pair, too, whose decode engine has its KV handed over and asks no store."""
     out = tmp_path / "out"

@@ -19,6 +19,7 @@ from kvik_lab.run.spec import NodeSpec
 from tests.lab.gates.scene import finding
 from tests.lab.run.cluster import Cluster, slurm
 from tests.lab.run.studies import (
+    GONE,
     PLAIN,
     finish,
     lines,
@@ -72,7 +73,7 @@ def _read(path: Path) -> bytes:
     return b""
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_study_over_slurm_interrupted_and_resumed(cluster: Cluster, tmp_path: Path) -> None:
     """Ctrl-C leaves no process, and no job; the records are those of a study on this host."""
     file, out = written(tmp_path, study()), tmp_path / "out"
@@ -81,7 +82,7 @@ def test_a_study_over_slurm_interrupted_and_resumed(cluster: Cluster, tmp_path: 
         os.killpg(controller.pid, signal.SIGINT)
         status, said = finish(controller)
         assert (status, "every process has ended" in said) == (130, True), said
-        wait_for(lambda: not left(cluster, out).strip(), "nothing is left", 10.0)
+        wait_for(lambda: not left(cluster, out).strip(), "nothing is left", GONE)
         status, said = run("resume", file, out)
         assert status == 0, said
         (tmp_path / "here").mkdir()
@@ -107,47 +108,47 @@ def test_a_study_over_slurm_interrupted_and_resumed(cluster: Cluster, tmp_path: 
     ]
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_an_allocation_that_is_taken_away(cluster: Cluster, tmp_path: Path) -> None:
     """The run in flight is marked, its start tried again, then given up, and the study goes on."""
     file, out = written(tmp_path, study(300, "starts: 2, blocks: 2")), tmp_path / "out"
     with cluster.right.inside(), started("run", file, out) as controller:
         for name in ("s1", "s1.2"):
             logs = out / "logs" / name
-            wait_for(lambda logs=logs: any(logs.glob("*.load.json")), "a run has begun", 40.0)  # type: ignore[misc]
+            wait_for(lambda logs=logs: any(logs.glob("*.load.json")), "a run has begun")  # type: ignore[misc]
             cluster.ask("scancel", *cluster.ask("squeue", "--noheader", "--format=%i").split())
             count = {"s1": 1, "s1.2": 2}[name]
-            wait_for(lambda count=count: len(lines(out)) >= count, "the run is marked", 30.0)  # type: ignore[misc]
+            wait_for(lambda count=count: len(lines(out)) >= count, "the run is marked", GONE)  # type: ignore[misc]
         status, said = finish(controller)
     assert status == 1, said
     assert [(one.outcome, one.place.start) for one in lines(out)[:4]] == [
         ("lost", "s1"), ("lost", "s1.2"), ("completed", "s2"), ("completed", "s2"),
     ], said  # fmt: skip
     assert len(lines(out)[0].id) == len(lines(out)[1].id)
-    wait_for(lambda: not left(cluster, out).strip(), "nothing is left", 10.0)
+    wait_for(lambda: not left(cluster, out).strip(), "nothing is left", GONE)
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_node_that_vanishes_and_a_controller_that_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     """Nobody is told of a cable that is cut, and the run is marked; a kill leaves no process, and no job."""
     file, out = written(tmp_path, study(3000)), tmp_path / "out"
     with cluster.right.inside(), started("run", file, out) as controller:
-        wait_for(lambda: any((out / "logs" / "s1").glob("*.load.json")), "a run has begun", 40.0)
+        wait_for(lambda: any((out / "logs" / "s1").glob("*.load.json")), "a run has begun")
         cluster.cable("down")
         try:
-            wait_for(lambda: bool(lines(out)), "the run is marked", 30.0)
+            wait_for(lambda: bool(lines(out)), "the run is marked", GONE)
         finally:
             cluster.cable("up")
         (first,) = lines(out)
         assert first.outcome == "lost", first.error
         assert re.search("node one|prefill", str(first.error))
-        wait_for(lambda: any((out / "logs" / "s1.2").glob("*.load.json")), "the study goes on", 60.0)
+        wait_for(lambda: any((out / "logs" / "s1.2").glob("*.load.json")), "the study goes on")
         controller.send_signal(signal.SIGKILL)
         finish(controller)
-        wait_for(lambda: not left(cluster, out).strip(), "nothing is left", 30.0)
+        wait_for(lambda: not left(cluster, out).strip(), "nothing is left", GONE)
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("options", "wait", "said"),
     [

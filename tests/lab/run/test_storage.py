@@ -63,7 +63,7 @@ def on_disk(record: RunRecord) -> bool:
     return record.role("storage")[0].reported["file_system"] != "tmpfs"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_file_is_loaded_cold_from_everywhere(tmp_path: Path, places: tuple[Path, Path]) -> None:
     """Each run has its loads, what they came from, and a verdict; a report speaks of them."""
     out = tmp_path / "out"
@@ -93,7 +93,7 @@ def test_a_file_is_loaded_cold_from_everywhere(tmp_path: Path, places: tuple[Pat
     assert "emulated" not in Path(table).read_text(encoding="utf-8").splitlines()[0]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_another_file_than_stated(tmp_path: Path, places: tuple[Path, Path]) -> None:
     """Does not count; and one that is not there is a run that failed, with what to do."""
     text = study(places).replace(f"size: {SIZE}", f"size: {SIZE - 7}").replace(str(places[1]), "/none/of/it")

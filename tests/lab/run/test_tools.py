@@ -84,7 +84,7 @@ def python_with(tool: str) -> str:
     return found
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("tool", sorted(TOOLS))
 def test_a_tool_sends_the_load_of_a_study(tool: str, tmp_path: Path) -> None:
     """Every request is recorded, those of the warm-up apart; what the tool does not see has not passed."""
@@ -118,7 +118,7 @@ def test_a_tool_sends_the_load_of_a_study(tool: str, tmp_path: Path) -> None:
     assert processes(out) == []
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_tool_that_is_not_installed_is_said_before_servers_start(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n', encoding="utf-8")

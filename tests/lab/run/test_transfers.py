@@ -22,7 +22,7 @@ from kvik_lab.study import parse_study
 from kvik_lab.transfers.measure import understood
 from kvik_lab.transfers.spec import TransferLoad
 from tests.lab.gates.scene import finding
-from tests.lab.run.studies import PLAIN, finish, processes, records, run, start, wait_for, written
+from tests.lab.run.studies import PLAIN, commands, finish, processes, records, run, start, wait_for, written
 
 STUDY = """
 study: moves
@@ -57,7 +57,7 @@ def times(record: RunRecord, metric: str) -> list[float]:
     return [one.value for one in record.figures if one.metric == metric]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_pages_are_moved_by_each_transport(tmp_path: Path) -> None:
     """Each repetition is a value, those before them are none; the counters show what moved, and by what."""
     out = tmp_path / "out"
@@ -93,7 +93,7 @@ def test_pages_are_moved_by_each_transport(tmp_path: Path) -> None:
     assert "48 values of transfer_time" in CliRunner().invoke(cli.lab, asked).output
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_pages_are_moved_over_a_link(tmp_path: Path) -> None:
     """Between two hosts, at the link's rate and no faster than its delay."""
     try:
@@ -113,7 +113,7 @@ def test_pages_are_moved_over_a_link(tmp_path: Path) -> None:
     assert processes(out) == []
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_transfer_that_cannot_be_says_why(tmp_path: Path) -> None:
     """No NICs are named: each run has failed, with the engine's words, and a try of its own."""
     out = tmp_path / "out"
@@ -128,7 +128,7 @@ def test_a_transfer_that_cannot_be_says_why(tmp_path: Path) -> None:
         assert "KVIK_NICS" in (one.error or ""), one.error
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_target_that_dies_ends_its_run_and_is_started_again(tmp_path: Path) -> None:
     """Nobody waits for it; what was in flight is said, and measured under another start."""
     out = tmp_path / "out"
@@ -139,8 +139,7 @@ def test_a_target_that_dies_ends_its_run_and_is_started_again(tmp_path: Path) ->
         log = out / "logs" / "s1" / "target.log"
         if not log.exists() or " came" not in log.read_text():
             return None
-        said = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in processes(out)}
-        own = [pid for pid, line in said.items() if b"--listen" in line and b"keeper.py" not in line]
+        own = [pid for pid, line in commands(out).items() if b"--listen" in line and b"keeper.py" not in line]
         return own[0] if own else None
 
     wait_for(lambda: target() is not None or controller.poll() is not None, "an initiator came")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvik.roles.ports import free_ports
 
-LIMIT = 90.0  # seconds until it answers, on a busy machine
+LIMIT = 240.0  # seconds until it answers, on a busy machine
 
 
 class Server:

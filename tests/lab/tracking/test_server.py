@@ -61,7 +61,7 @@ def there(client: Any, experiment: str) -> State:
         return {}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_server_that_is_killed_in_the_midst_of_a_study_and_started_again(
     server: Server, tmp_path: Path
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_server_that_is_killed_in_the_midst_of_a_study_and_started_again(
     assert state(client, "small") == expected(found), f"seed {seed}"
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_a_server_of_sagemaker_s_is_named_by_its_arn(server: Server, tmp_path: Path) -> None:
     """Its plug-in is asked, which signs each request; what it would reach at AWS is the server here."""
     folder = journal(tmp_path / "one", record(0))
@@ -105,12 +105,12 @@ def test_a_server_of_sagemaker_s_is_named_by_its_arn(server: Server, tmp_path: P
     }
     environment = {**os.environ, **aws, "MLFLOW_EXPERIMENT_NAME": "arn"}
     command = [sys.executable, "-m", "kvik.cli", "lab", "mlflow", str(folder), "--to", arn]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment, check=False)
     assert done.stdout == f"1 run is in MLflow at {arn}, experiment arn\n", done.stderr
     assert state(connect(server.uri), "arn") == expected(formed(record(0)))
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_its_page(server: Server, tmp_path: Path) -> None:
     """Below the study is a run, and in it are the series, the sums, the parameters and the verdict."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
@@ -126,7 +126,7 @@ def test_its_page(server: Server, tmp_path: Path) -> None:
 
     def page(more: str) -> str:
         shown = [*command[:-1], command[-1] + more]
-        done = subprocess.run(shown, capture_output=True, text=True, timeout=90, env=environment, check=True)
+        done = subprocess.run(shown, capture_output=True, text=True, timeout=240, env=environment, check=True)
         return done.stdout
 
     assert "small" in page(""), "the study"
@@ -135,7 +135,7 @@ def test_its_page(server: Server, tmp_path: Path) -> None:
         assert text in found, f"{text} is not on the page"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_server_that_is_away_fails_and_delays_no_study(tmp_path: Path) -> None:
     """What was not brought is said, and the command that is said brings it."""
     study, out = written(tmp_path, PLAIN), tmp_path / "out"
@@ -150,12 +150,12 @@ def test_a_server_that_is_away_fails_and_delays_no_study(tmp_path: Path) -> None
     assert words == ["lab", "mlflow", str(out), "--to", away]
     database = f"sqlite:///{tmp_path / 'mlflow.db'}"
     command = [sys.executable, "-m", "kvik.cli", *words[:-1], database]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout == f"2 runs are in MLflow at {database}, experiment plain\n", done.stderr
     assert state(connect(database), "plain") == expected(wanted(out))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_controller_that_is_killed_and_resumed(tmp_path: Path) -> None:
     """What it left half written is completed, and what it left running ends."""
     study, out = written(tmp_path, PLAIN), tmp_path / "out"
@@ -170,11 +170,12 @@ def test_a_controller_that_is_killed_and_resumed(tmp_path: Path) -> None:
     assert state(connect(database), "plain") == expected(wanted(out))
 
 
+@pytest.mark.timeout(300)
 def test_a_word_that_is_no_uri_is_not_taken_for_one(tmp_path: Path) -> None:
     """Where the study stands behind the option."""
     done = subprocess.run(
         [sys.executable, "-m", "kvik.cli", "lab", "run", "--mlflow", "study.yaml"], capture_output=True,
-        text=True, timeout=60, cwd=tmp_path, check=False,
+        text=True, timeout=240, cwd=tmp_path, check=False,
     )  # fmt: skip
     assert done.returncode == 2
     assert re.search(r"'study\.yaml' is no URI; write --mlflow=URI", done.stderr)
