@@ -15,7 +15,7 @@ from tests.rdma.shown import HIDDEN
 
 # Test programs of the crates that are run in the guest. The stage builds them before any test's time begins.
 PROGRAMS = ("conform", "log", "ports", "store", "verbs")
-LIMIT = 1500.0  # seconds that the guest may live, below the limit of the stage
+LIMIT = 2400.0  # seconds that the guest may live, below the limit of the stage
 FULL = bool(os.environ.get("KVIK_TEST_FULL"))
 
 

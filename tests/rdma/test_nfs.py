@@ -24,7 +24,7 @@ def on_nfs(
     """Run a test program of cargo's beside a server; its output."""
     argv = [PYTHON, "-I", "-S", nfs.__file__, kernel.image.parent, options, mib]
     env = {"KVIK_KILLS": str(kills * (20 if FULL else 1)), "RUST_BACKTRACE": "0"}
-    limit = 800.0 if FULL else 200.0
+    limit = 800.0 if FULL else 600.0
     result = guest.run(Job(program.name, [*argv, program, "--nocapture", *arguments], limit, env))
     print(f"{result.seconds:.1f} s\n{result.output}")
     return result.checked()

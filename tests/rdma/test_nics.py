@@ -22,7 +22,7 @@ def conform(guest: Guest, program: Path, nics: str, *some: str, env: dict[str, s
     """Run checks of the suite over these NICs, and count those that passed."""
     arguments = some or ("named::",)
     told = {"KVIK_TEST_NICS": nics, **(env or {})}
-    result = guest.run(cargo_test(program, "--test-threads=2", *arguments, limit=300, env=told))
+    result = guest.run(cargo_test(program, "--test-threads=2", *arguments, limit=700, env=told))
     print(f"{nics}: {result.seconds:.1f} s\n{result.output}")
     return passed(result.checked())
 
@@ -44,7 +44,7 @@ def test_queue_pairs(guest: Guest, programs: dict[str, Path]) -> None:
     # Without those over the stand-in, which need no device.
     some = ("--skip", "over::") if FULL else ("failing::",)
     told = {"KVIK_TEST_VERBS": "rxe0", "KVIK_TEST_VERBS_DOWN": "rxe1"}
-    result = guest.run(cargo_test(programs["verbs"], "--include-ignored", *some, limit=200, env=told))
+    result = guest.run(cargo_test(programs["verbs"], "--include-ignored", *some, limit=600, env=told))
     print(f"{result.seconds:.1f} s\n{result.output}")
     assert passed(result.checked()) > 0
 

@@ -271,19 +271,19 @@ STAGES = {
         Stage("rust-quick", partial(rust, small=True), limit=2400),
         Stage("wheel", wheel, limit=2400),
         Stage("packaging", packaging, limit=600),
-        Stage("python", python, limit=1200),
+        Stage("python", python, limit=1800),
         Stage("python-quick", partial(python, small=True), limit=600),
-        Stage("lab", lab, limit=900),
+        Stage("lab", lab, limit=1800),
         Stage("docs", docs, limit=900),
         # Two hosts on this one: network namespaces with their own addresses.
         Stage("netns", _tests("netns", "-v"), limit=600),
         # Processes that are killed, stopped, cut off and lied to: a small share of the fault lab.
         Stage("faults", _tests("faults", "-v", "-s"), limit=600),
         Stage("fabric", fabric, limit=900),
-        Stage("rdma", rdma, limit=1800),
+        Stage("rdma", rdma, limit=2700),
         Stage("vllm-env", vllm_env, limit=2400),
         # Real serving engines hand KV over.
-        Stage("vllm", _tests("vllm", "-v", "--durations=15", env="vllm"), output="both", limit=1500),
+        Stage("vllm", _tests("vllm", "-v", "--durations=15", env="vllm"), output="both", limit=2700),
         Stage("demo", partial(demo, env="dev", engine="emulator"), output="terminal", limit=300),
         Stage("study", study, output="terminal", limit=900),
         Stage("study-loading", partial(study, which="loading"), output="terminal", limit=2400),
