@@ -203,7 +203,7 @@ def start_pair(
                 server.wait_ready(deadline)
             prefill, decode = servers
             router = fleet.add(start_router([prefill.url], [decode.url], router_port, folder, spec.mode))
-            router.wait_ready(time.monotonic() + 30)
+            router.wait_ready(time.monotonic() + START_LIMIT)
         reverse, forward = map(ReportReader, reports)
         return Pair(spec, prefill, decode, router, forward, reverse, fleet, starts, hosts, wire)
     except BaseException:
@@ -324,4 +324,4 @@ def kill(process: Process) -> None:
     for pid in descendants(process.pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-    assert process.wait(20.0) is not None, f"{process.name} was killed and is still there"
+    assert process.wait(60.0) is not None, f"{process.name} was killed and is still there"

@@ -151,7 +151,7 @@ def _send(
         raise
 
 
-def metrics(url: str, timeout: float = 10.0) -> dict[str, float]:
+def metrics(url: str, timeout: float = 60.0) -> dict[str, float]:
     """A server's `/metrics`: each sample's name with its labels (engine and model left out) to its value."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
