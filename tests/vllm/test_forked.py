@@ -1,5 +1,6 @@
 """The way in which the servers of these tests are started: what is forked is what was asked for, and ends."""
 
+import contextlib
 import os
 import signal
 import time
@@ -13,7 +14,7 @@ from kvik.roles.processes import descendants
 from tests.vllm.forked import ForkParent
 from tests.vllm.pairs import START_LIMIT, start_engine
 
-GONE = 20.0  # seconds until every process of a killed server is gone
+GONE = 60.0  # seconds until every process of a killed server is gone
 
 
 def test_a_variable_that_imports_have_read_is_refused(
@@ -31,7 +32,10 @@ def test_nothing_is_left_of_a_killed_server(fork_parent: ForkParent, model: Path
     try:
         server.wait_ready(time.monotonic() + START_LIMIT)
         pids = descendants(server.pid)
-        names = {Path(f"/proc/{pid}/comm").read_text().strip() for pid in pids}
+        names = set()
+        for pid in pids:
+            with contextlib.suppress(OSError):  # one that has ended meanwhile
+                names.add(Path(f"/proc/{pid}/comm").read_text().strip())
         assert names >= {"VLLM::EngineCor", "VLLM::Worker"}, names
         os.kill(server.pid, signal.SIGKILL)
         assert server.wait(GONE) == 128 + signal.SIGKILL
