@@ -90,7 +90,7 @@ def half_moved(pair: Pair) -> None:
 
 def outcomes(pair: Pair) -> list[str]:
     """Of the loads since the case began."""
-    return [load.outcome for load in pair.reports.wait(1)]
+    return [load.outcome for load in pair.reports.wait(1, timeout=SLACK)]
 
 
 @wired
