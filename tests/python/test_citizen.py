@@ -265,7 +265,7 @@ def idling(pipe: Pipe) -> None:
     with kvik.Engine() as here, kvik.Engine() as there:
         here.read(empty(here).of(), there.grant(owned(there).of()).ticket).wait(LIMIT)
         time.sleep(0.2)
-        used = []
+        used: list[float] = []
         while not used or (min(used) >= IDLE and len(used) < 5):
             before = time.process_time()
             time.sleep(1.0)
