@@ -128,6 +128,13 @@ def test_the_command_prints_every_mistake_with_file_line_and_column(tmp_path: Pa
     ]
 
 
+def test_a_long_warm_up_by_count_needs_no_bound() -> None:
+    """The bound is of a warm-up that ends at a level; what nobody wrote is no mistake."""
+    assert parse_study(f"{SOUND}warmup: {{min: 100}}\n").warmup.least == 100
+    (found,) = problems_of(f"{SOUND}warmup: {{until: changepoint, min: 100}}\n")
+    assert found.remedy == "write max: 100 or more"
+
+
 @pytest.mark.parametrize(
     ("warmup", "path", "text", "remedy"),
     [
