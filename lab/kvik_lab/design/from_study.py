@@ -80,6 +80,10 @@ def _check_options(kind: Kind, options: Options) -> None:
         raise LabError(f"--runs says nothing of {what}; leave it out")
     if options.focus and (kind is not Kind.D_OPTIMAL or options.ran is not None):
         raise LabError(f"--focus says nothing of {what}; leave it out")
+    if options.smaller is not None and not options.compare:
+        raise LabError(
+            "--smaller is of what --compare-optimal puts beside the plan; give that, or leave it out"
+        )
 
 
 def study_space(study: Study) -> Space:

@@ -209,6 +209,7 @@ def test_what_runs_is_what_is_planned(kind: str, said: str, options: Options) ->
         ("full", Options(runs=4), "--runs says nothing of a full design"),
         ("full", Options(focus=("link",)), "--focus says nothing of a full design"),
         ("d-optimal", Options(focus=("link",), more=2, ran=pd.DataFrame()), "nothing of the rows to add"),
+        ("full", Options(smaller=4), "--smaller is of what --compare-optimal puts beside the plan"),
     ],
 )
 def test_an_option_that_would_change_nothing_is_refused(kind: str, options: Options, said: str) -> None:
