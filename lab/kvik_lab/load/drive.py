@@ -286,7 +286,8 @@ class Driver:
         if self.spec.endpoint == "chat":
             said = (*said, ("user", str(last.prompt.content)), ("assistant", answer.text))
             # What a template makes of several messages, the server knows; its count is in the answer.
-            prompt = Made(new, None, last.prompt.tokens or 0)
+            before = (answer.prompt_tokens or 0) + (answer.output_tokens or len(answer.tokens))
+            prompt = Made(new, None, before)
             body = self._form.write(new, last.output, said)
         elif isinstance(last.prompt.content, str):
             content = f"{last.prompt.content}{answer.text}{new}"
