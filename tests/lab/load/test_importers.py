@@ -277,6 +277,8 @@ def test_values_of_the_wrong_kind_are_refused_with_their_place(where: str) -> No
         ("transfer_engine_bench", TEBENCH.replace("GB/s", "Tib/s").replace("Gb/s", "iB/s"), "has no line"),
         ("fio", {"jobs": [{"read": FIO["jobs"][0]["read"] | {"clat_ns": {"percentile": {"p50": 1}}}}]},
          "'p50' is no number"),
+        ("nccl-tests", "# size count busbw time\n8 2 1.0 5.0\n", "file: is none of nccl-tests"),
+        ("perftest", "#bytes #iterations BW average[Gb/sec]\n\u00b2 5 1.0\n", "file: is none of perftest"),
     ],
 )  # fmt: skip
 def test_odd_files_are_refused_by_name(tmp_path: Path, form: str, content: Any, said: str) -> None:

@@ -51,3 +51,7 @@ def read_foreign(form: str, path: Path) -> LoadResult:
         wrong = error.errors(include_url=False)[0]
         where = ".".join(map(str, wrong["loc"]))
         raise LabError(f"{path}: gives no record: {where} is {wrong['input']!r}: {wrong['msg']}") from error
+    except LabError:
+        raise
+    except ValueError as error:  # of rows with fewer cells than their heading, or a count of many digits
+        raise LabError(f"{path}: is none of {form}: {error}") from error
