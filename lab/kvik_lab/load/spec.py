@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import yaml
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, JsonValue, Tag, field_validator, model_validator
 
 from kvik_lab.errors import LabError, validated
 from kvik_lab.infer.arrays import LONGEST, SHORTEST
@@ -242,7 +242,7 @@ class LoadSpec(Section):
         "messages.",
     )
     headers: dict[str, str] = Field({})
-    body: dict[str, Any] = Field(default={}, description="Further fields of each request.")
+    body: dict[str, JsonValue] = Field(default={}, description="Further fields of each request.")
 
     def files(self) -> tuple[Path, ...]:
         """Those that its requests are made from."""
@@ -255,7 +255,18 @@ class LoadSpec(Section):
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("the address begins with http:// or https:// and names a host")
+        if not url.isascii() or parts.port == 0:  # a port that is none raises ValueError itself
+            raise ValueError("the address has ASCII characters alone, and a port from 1")
         return url.rstrip("/")
+
+    @field_validator("headers")
+    @classmethod
+    def _lines(cls, headers: dict[str, str]) -> dict[str, str]:
+        for name, value in headers.items():
+            text = f"{name}{value}"
+            if not name or any(ord(one) > 255 or one in "\r\n" for one in text):
+                raise ValueError(f"{name}: {value!r} is no header: it is a line of Latin-1 characters")
+        return headers
 
     @model_validator(mode="after")
     def _together(self) -> LoadSpec:
@@ -301,7 +312,7 @@ def read_spec(path: Path) -> LoadSpec:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise LabError(f"{path}: cannot be read: {error}; give the specification of a load") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: of a date that there is not
         raise LabError(f"{path}: is neither YAML nor JSON: {error}") from error
     return parse_spec(data, str(path))
 

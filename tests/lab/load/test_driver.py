@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import signal
 import subprocess
@@ -276,6 +277,17 @@ async def test_turns_send_all_that_was_said(by: dict[str, Any]) -> None:
     assert share == pytest.approx((45 + 57) / (40 + 52 + 64))
 
 
+async def test_turns_of_chat_begin_with_all_that_was_said_before() -> None:
+    """The third one with the second, too: what the server counted of the turn before, and its answer."""
+    prompt = {"tokens": 40, "output": 5, "by": {"kind": "bytes"}, "overhead": 0}
+    turns = {"turns": 3, "new_tokens": 7}
+    async with stub() as server:
+        result = await load(server, endpoint="chat", prompt=prompt, turns=turns, requests=1)
+    assert [one.prompt_tokens_counted for one in result.requests] == [40, 52, 64]
+    share = next(one.value for one in result.figures if one.metric == "repeated_prompt_share")
+    assert share == pytest.approx((45 + 57) / (40 + 52 + 64))
+
+
 @pytest.mark.parametrize("pause", [0.0, 0.2])
 async def test_a_later_turn_is_due_when_it_can_be_sent(pause: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its making takes the client's own time, which is in no latency: neither before the pause nor after."""
@@ -420,6 +432,11 @@ async def test_told_to_stop_it_ends_and_writes_nothing(tmp_path: Path) -> None:
     [
         ({"requsts": 3}, "requsts: Extra inputs are not permitted"),
         ({"url": "127.0.0.1:80"}, "url: .*begins with http"),
+        ({"url": "http://127.0.0.1:99999"}, "url: .*Port out of range"),
+        ({"url": "http://127.0.0.1:80/\u5bae"}, "url: .*ASCII"),
+        ({"headers": {"X-Who": "\u5bae"}}, "headers: .*X-Who: .*is no header"),
+        ({"headers": {"X-Who": "a\r\nX-More: b"}}, "headers: .*X-Who: .*is no header"),
+        ({"body": {"since": datetime.date(2026, 1, 1)}}, "body.since: .*JSON"),
         ({"arrival": {"kind": "poisson"}}, "arrival.poisson.rate: Field required"),
         ({"endpoint": "chat"}, "chat takes no token ids"),
         ({"search": {"low": 1.0}}, "a search needs goals"),
@@ -434,6 +451,15 @@ async def test_told_to_stop_it_ends_and_writes_nothing(tmp_path: Path) -> None:
 def test_a_specification_with_a_mistake_names_it(change: dict[str, Any], said: str) -> None:
     with pytest.raises(LabError, match=said):
         parse_spec({"url": "http://127.0.0.1:1", "arrival": CLOSED, **change}, "load.yaml")
+
+
+@pytest.mark.parametrize("text", ["url: 2026-13-45", "[" * 5000], ids=["a date that there is not", "deep"])
+def test_a_file_that_yaml_cannot_say_is_refused(tmp_path: Path, text: str) -> None:
+    source = tmp_path / "load.yaml"
+    source.write_text(text)
+    done = CliRunner().invoke(cli.lab, ["load", "--spec", str(source), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2, done.output
+    assert f"error: {source}: is neither YAML nor JSON" in done.output
 
 
 def test_a_url_that_is_none_ends_with_2(tmp_path: Path) -> None:
