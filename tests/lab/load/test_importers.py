@@ -165,6 +165,13 @@ def test_aiperf() -> None:
     assert result.began == 10**18
 
 
+def test_lines_of_json_end_where_json_has_it() -> None:
+    """Other ends of lines, as Unicode has them, may be in a text."""
+    error = {"code": 500, "type": "E", "message": "one\u2028two\u0085three"}
+    lines = [json.dumps(one, ensure_ascii=False) for one in (AIPERF[0], {**AIPERF[1], "error": error})]
+    assert read("aiperf", "\r\n".join(lines)).requests[1].error == f"E: {error['message']}"
+
+
 def test_aiperf_without_the_gaps_of_messages() -> None:
     line = json.loads(json.dumps(AIPERF[0]))
     del line["metrics"]["inter_chunk_latency"]
