@@ -178,7 +178,7 @@ class Pool:
         except TimeoutError:
             result.fail(f"no connection to {self._host}:{self._port} within {_CONNECT_SECONDS:g} s")
             return result
-        except OSError as error:
+        except (OSError, UnicodeError) as error:  # the latter of a name that no host can have
             result.fail(f"no connection to {self._host}:{self._port}: {error}")
             return result
         head = (

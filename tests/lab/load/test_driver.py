@@ -462,6 +462,14 @@ def test_a_file_that_yaml_cannot_say_is_refused(tmp_path: Path, text: str) -> No
     assert f"error: {source}: is neither YAML nor JSON" in done.output
 
 
+def test_a_host_that_none_can_be_is_no_connection(tmp_path: Path) -> None:
+    source = tmp_path / "load.json"
+    source.write_text(json.dumps({"url": "http://a..b:80", "arrival": CLOSED}))
+    done = CliRunner().invoke(cli.lab, ["load", "--spec", str(source), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 2, done.output
+    assert "no connection to a..b:80: " in done.output
+
+
 def test_a_url_that_is_none_ends_with_2(tmp_path: Path) -> None:
     source, out = tmp_path / "load.json", tmp_path / "out"
     source.write_text(json.dumps({"url": "http://127.0.0.1:1", "arrival": CLOSED}))
