@@ -52,6 +52,19 @@ def invoke(*arguments: str) -> Result:
     return CliRunner().invoke(cli.lab, list(arguments))
 
 
+def test_an_interval_beyond_all_numbers_is_shown(tmp_path: Path) -> None:
+    """As of two starts that are far apart, where it is one of many."""
+    rows = np.full(10, 1.0)
+    a = Starts("a", {"1": rows, "2": 1.01 * rows})
+    b = Starts("b", {"1": rows, "2": 50 * rows})
+    files = written(tmp_path, "a.csv", a), written(tmp_path, "b.csv", b)
+    result = invoke("compare", *files, "--comparisons", "1000", "--json")
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.output)
+    assert found["conclusion"] == "undecided"
+    assert found["ratio"]["high"] > 1e300
+
+
 def test_series_shows_segments_class_and_mean(tmp_path: Path) -> None:
     result = invoke("series", written(tmp_path, "a.csv", starts(1900, step=0.77)))
     assert result.exit_code == 0, result.output

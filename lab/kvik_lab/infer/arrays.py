@@ -22,6 +22,9 @@ SHORTEST = 8
 LONGEST = 2000
 """Values up to which a p-value of a few percent can be had from the simulations."""
 
+LARGEST_LOG = 700.0
+"""Of two starts that are far apart, one of a hundred comparisons has bounds beyond it."""
+
 IN_TAIL = 2
 """Values that lie beyond a percentile that is given, at least: else it is little more than the largest."""
 
@@ -46,8 +49,8 @@ class Interval:
         return self.low <= value <= self.high
 
     def of_logs(self) -> Interval:
-        """Of an interval of logarithms: that of what they are of."""
-        low, middle, high = (math.exp(x) for x in (self.low, self.estimate, self.high))
+        """Of an interval of logarithms: that of what they are of, up to what a number holds."""
+        low, middle, high = (math.exp(min(x, LARGEST_LOG)) for x in (self.low, self.estimate, self.high))
         return replace(self, estimate=middle, low=low, high=high)
 
 
