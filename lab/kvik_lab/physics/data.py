@@ -20,6 +20,8 @@ _SIZES |= {"kib": ("bytes", 2.0**10), "mib": ("bytes", 2.0**20), "gib": ("bytes"
 _SIZES |= {"tokens": ("tokens", 1.0)}
 _TIMES = {"seconds": 1.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _OTHERS = ("blocks", "start", "concurrency", "sd", "se", "n")
+FAR = 1e30
+"""Beyond what is moved or waited for, and far from where products of them have no value."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +48,8 @@ class Samples:
                 raise LabError(
                     f"{self.name}: as many values of {label} as of seconds are needed, at least one"
                 )
-            if not (np.isfinite(column).all() and (column > 0).all()):
-                raise LabError(f"{self.name}: every value of {label} is a number above 0")
+            if not _sound(column):
+                raise LabError(f"{self.name}: every value of {label} is a number above 0, and below {FAR:g}")
 
     @property
     def sizes(self) -> Floats:
@@ -71,8 +73,12 @@ class Summary:
             raise LabError(f"{self.name}: a mean for each size is needed, at least one")
         if (np.diff(self.size) <= 0).any():
             raise LabError(f"{self.name}: sizes ascend, each once")
-        if not ((self.size > 0).all() and (self.seconds > 0).all()):
-            raise LabError(f"{self.name}: sizes and mean times are above 0")
+        if not (_sound(self.size) and _sound(self.seconds)):
+            raise LabError(f"{self.name}: sizes and mean times are numbers above 0, and below {FAR:g}")
+
+
+def _sound(column: Floats) -> bool:
+    return bool(((column > 1 / FAR) & (column < FAR)).all())
 
 
 Measured: TypeAlias = Samples | Summary

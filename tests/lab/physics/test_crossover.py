@@ -161,6 +161,8 @@ def test_the_bootstrap_is_wider_with_starts_and_says_that_few_are_few() -> None:
         ("bytes,seconds\n", "no data"),
         ("bytes,seconds\n-1,2\n", "size is a number above 0"),
         ("bytes,seconds\n1,nan\n", "seconds is a number above 0"),
+        ("bytes,seconds\n1e308,1\n", "size is a number above 0, and below 1e"),
+        ("bytes,mean_ms\n1,inf\n2,3\n", "sizes and mean times are numbers above 0, and below 1e"),
         ("bytes,mean_ms,sd\n1,2,1\n", "add n, or give se"),
         ("bytes,ms,sd\n1,2,1\n", "name the time mean_ms"),
         ("bytes,mean_ms\n1,2\n1,3\n", "each once"),
