@@ -120,11 +120,12 @@ class _Row:
 def read(paths: Sequence[Path], choice: Choice) -> Data:
     """Read files; LabError says which line cannot be used. Several files are arms, unless a column is."""
     rows: list[_Row] = []
-    names: list[str] = []
+    common: list[str] | None = None
     for path, name in zip(paths, _names(paths), strict=True):
         found, factors = _rows(path, name, choice)
         rows += found
-        names = factors if not names else [n for n in names if n in factors]
+        common = factors if common is None else [n for n in common if n in factors]
+    names = common or []
     if len(paths) > 1 and choice.arm is None:
         names = ["file", *names]
         rows = [_with_file(row) for row in rows]

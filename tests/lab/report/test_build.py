@@ -482,6 +482,16 @@ def in_blocks(path: Path, lost: set[tuple[str, int]]) -> Path:
     return path
 
 
+def test_files_have_the_factors_that_all_of_them_have(tmp_path: Path) -> None:
+    """Also where the first one has none."""
+    plain = "\n".join(["start,iteration,value", *(f"{s},{i},{9 + i % 3}" for s in "ab" for i in range(9))])
+    more = "\n".join(f"{line},{'tokens' if not at else 8}" for at, line in enumerate(plain.split("\n")))
+    for name, text in (("one", plain), ("two", more), ("three", more)):
+        (tmp_path / f"{name}.csv").write_text(text)
+    found = read([tmp_path / f"{name}.csv" for name in ("one", "two", "three")], Choice())
+    assert (found.arms, found.others, dict(found.constant)) == (("one", "two", "three"), (), {})
+
+
 def test_pairs_are_said_where_all_are_pairs(tmp_path: Path) -> None:
     """Short prompts ran in blocks, and long ones did not."""
     rng = np.random.default_rng(SEED)
