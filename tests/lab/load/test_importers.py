@@ -168,7 +168,8 @@ def test_aiperf() -> None:
 def test_lines_of_json_end_where_json_has_it() -> None:
     """Other ends of lines, as Unicode has them, may be in a text."""
     error = {"code": 500, "type": "E", "message": "one\u2028two\u0085three"}
-    lines = [json.dumps(one, ensure_ascii=False) for one in (AIPERF[0], {**AIPERF[1], "error": error})]
+    failed = {**json.loads(json.dumps(AIPERF[1])), "error": error}
+    lines = [json.dumps(one, ensure_ascii=False) for one in (AIPERF[0], failed)]
     assert read("aiperf", "\r\n".join(lines)).requests[1].error == f"E: {error['message']}"
 
 
