@@ -5,6 +5,7 @@ use kvik_host::event::{Epoll, Events};
 use kvik_host::fabric::{Device, Endpoint, Fabric, FabricError, Nic, Posted, Registration, Rma, RmaOp, Slot};
 use kvik_host::rma::Completion;
 use kvik_host::{HugePages, Memory};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -212,7 +213,7 @@ fn memory_with_operations_in_flight_stays_registered() {
 fn a_descriptor_tells_of_completions_where_the_provider_has_one() {
     let (mut a, mut b, slot) = pair("tcp");
     let (here, there) = (a.known.clone(), b.known.clone());
-    let epoll = Epoll::new().unwrap();
+    let epoll = Rc::new(Epoll::new().unwrap());
     assert!(a.endpoint.watch(&epoll, 5).unwrap());
     let order = rma(RmaOp::Write, (&here, &there), slot, (0, 4096), 0);
     post(&mut a, &mut b, &order);
@@ -228,6 +229,26 @@ fn a_descriptor_tells_of_completions_where_the_provider_has_one() {
     let (mut c, _, _) = pair("shm");
     assert!(!c.endpoint.watch(&epoll, 6).unwrap());
     assert!(!c.endpoint.may_wait());
+}
+
+/// A forked child holds a copy of each descriptor until it ends, or begins a program of its own.
+#[test]
+fn an_endpoint_that_is_closed_wakes_nobody_though_a_child_holds_its_descriptor() {
+    let (epoll, mut side) = (Rc::new(Epoll::new().unwrap()), Side::new(&nic("tcp"), 1));
+    let watched = || {
+        let text =
+            std::fs::read_to_string(format!("/proc/self/fdinfo/{}", epoll.as_fd().as_raw_fd())).unwrap();
+        let fds = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("tfd:")?.split_whitespace().next()?.parse().ok());
+        fds.collect::<Vec<i32>>()
+    };
+    assert!(side.endpoint.watch(&epoll, 5).unwrap());
+    let [fd] = watched()[..] else { panic!("one descriptor is watched: {:?}", watched()) };
+    // SAFETY: the endpoint has it open.
+    let copy = unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned().unwrap();
+    side.endpoint.close().unwrap();
+    assert!(watched().is_empty(), "{copy:?} still wakes whoever waits");
 }
 
 #[test]

@@ -34,7 +34,7 @@ struct Side {
     memory: Arc<Memory>,
     known: Rc<Registration>,
     endpoint: Endpoint,
-    epoll: Epoll,
+    epoll: Rc<Epoll>,
     events: Events,
     /// Whether the provider has a descriptor to sleep on.
     sleeps: bool,
@@ -52,7 +52,7 @@ impl Side {
         let nic = nics.into_iter().next().ok_or_else(|| format!("libfabric has no NIC of {provider}"))?;
         let device = Device::open(&Arc::new(nic))?;
         let mut endpoint = Endpoint::open(&device, options.number("depth")?)?;
-        let epoll = Epoll::new()?;
+        let epoll = Rc::new(Epoll::new()?);
         let sleeps = endpoint.watch(&epoll, 0)?;
         let memory = Arc::new(Memory::shared(options.number::<usize>("buffer")? << 20, HugePages::Auto)?);
         let known = device.register(memory.clone(), true)?;

@@ -72,6 +72,8 @@ struct Used {
     contexts: Box<[Context]>,
     free: Vec<u32>,
     waits: bool,
+    /// The set that the queue's descriptor is in.
+    watched: Option<(Rc<Epoll>, c_int)>,
     // In the order in which they are closed.
     cq: Object<fid_cq>,
     av: Object<fid_av>,
@@ -109,6 +111,7 @@ impl Endpoint {
                 contexts: vec![Context([0; 8]); depth].into_boxed_slice(),
                 free: (0..depth as u32).rev().collect(),
                 waits,
+                watched: None,
                 cq,
                 av,
                 device: device.clone(),
@@ -131,7 +134,13 @@ impl Endpoint {
     /// Called once, and nothing of the endpoint is used after it.
     unsafe fn end(&mut self) -> Result<(), FabricError> {
         // SAFETY: taken once, by the caller's promise.
-        let (ep, used) = unsafe { (ManuallyDrop::take(&mut self.ep), ManuallyDrop::take(&mut self.used)) };
+        let (ep, mut used) =
+            unsafe { (ManuallyDrop::take(&mut self.ep), ManuallyDrop::take(&mut self.used)) };
+        if let Some((epoll, fd)) = used.watched.take() {
+            // SAFETY: the queue's own, which is open.
+            let taken_out = epoll.delete(unsafe { BorrowedFd::borrow_raw(fd) });
+            taken_out.unwrap_or_else(|error| log::debug!("an endpoint's descriptor wakes on: {error}"));
+        }
         match ep.close() {
             0 => {
                 drop(used);
@@ -319,7 +328,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// The provider's, or the kernel's.
-    pub fn watch(&mut self, epoll: &Epoll, token: u64) -> Result<bool, HostError> {
+    pub fn watch(&mut self, epoll: &Rc<Epoll>, token: u64) -> Result<bool, HostError> {
         if !self.used.waits {
             return Ok(false);
         }
@@ -333,9 +342,10 @@ impl Endpoint {
             return Ok(false);
         }
         self.lib().check("asking for a descriptor to wait for", code as isize)?;
-        // SAFETY: the queue's own, open as long as it is. The kernel takes it out of the set when it is closed: the
-        // provider does not let children inherit it.
+        // SAFETY: the queue's own, open as long as it is. It is taken out of the set before: a forked child that holds it
+        // would keep its events coming.
         epoll.add(unsafe { BorrowedFd::borrow_raw(fd) }, token, Interest::READ)?;
+        self.used.watched = Some((epoll.clone(), fd));
         Ok(true)
     }
 

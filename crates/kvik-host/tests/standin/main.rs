@@ -74,7 +74,7 @@ alone!(an_old_library_that_was_told_by_its_environment_is_taken, [("KVIK_STANDIN
 
 alone!(it_has_no_descriptor_to_wait_for, [], |_| {
     let mut side = Side::new(&nics()[0], 1, 64);
-    let epoll = kvik_host::event::Epoll::new().unwrap();
+    let epoll = kvik_host::event::Epoll::new().unwrap().into();
     assert!(!side.endpoint.watch(&epoll, 1).unwrap() && !side.endpoint.may_wait());
 });
 
