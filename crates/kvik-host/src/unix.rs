@@ -189,7 +189,9 @@ impl UnixConn {
         }
         // From here on `fds` owns whatever came, and an early return closes it.
         if came.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(HostError::MessageTruncated { what: "its descriptors did not fit" });
+            let none = "this process has no room for its descriptors: raise ulimit -n";
+            let what = if fds.len() > MAX_FDS { "its descriptors did not fit" } else { none };
+            return Err(HostError::MessageTruncated { what });
         }
         if came.flags.contains(ReturnFlags::TRUNC) {
             return Err(HostError::MessageTruncated { what: "it is longer than the buffer" });
