@@ -26,7 +26,6 @@ extern "C" fn in_child() {
 #[derive(Clone, Copy, Debug)]
 pub struct ForkGuard {
     made_at: u64,
-    pid: u32,
 }
 
 impl ForkGuard {
@@ -40,16 +39,11 @@ impl ForkGuard {
             let error = std::io::Error::from_raw_os_error(status);
             return Err(HostError::os("registering a handler for forked children", error));
         }
-        Ok(ForkGuard { made_at: FORKS.load(Ordering::Relaxed), pid: std::process::id() })
+        Ok(ForkGuard { made_at: FORKS.load(Ordering::Relaxed) })
     }
 
     /// Whether the calling process is a forked child of the one that made the guard.
     pub fn is_child(&self) -> bool {
         FORKS.load(Ordering::Relaxed) != self.made_at
-    }
-
-    /// The process that made the guard.
-    pub fn pid(&self) -> u32 {
-        self.pid
     }
 }

@@ -189,6 +189,8 @@ EXPORT int ibv_query_port(struct ibv_context *ibv, uint8_t port, struct _compat_
     attr->active_speed = 32;
     attr->phys_state = reply.down ? 3 : 5;
     attr->link_layer = IBV_LINK_LAYER_ETHERNET;
+    /* As a subnet's manager would. No packet of RoCE has it. */
+    attr->lid = (uint16_t)reply.name;
     return 0;
 }
 

@@ -1,5 +1,4 @@
-//! What two queue pairs must know of each other to be connected, as bytes. The bytes of a peer are checked,
-//! each field.
+//! What two queue pairs must know of each other to be connected, as bytes. The bytes of a peer are checked, each field.
 
 use super::gid::GidKind;
 use super::port::{Link, mtu_bytes};

@@ -19,8 +19,7 @@ use std::sync::Arc;
 const PLACES: usize = 1024;
 /// Completions that are taken in one call.
 const BATCH: usize = 32;
-/// Reads that one queue pair has in flight, or answers, at most: what current devices have, and four bits in
-/// some.
+/// Reads that one queue pair has in flight, or answers, at most: what current devices have, and four bits in some.
 const READS: c_int = 16;
 
 /// What a device can do.
@@ -50,6 +49,8 @@ pub struct Device {
     pub(super) gid: Gid,
     /// Where the GID is in the table now: links that come and go change that.
     pub(super) gid_index: Cell<u8>,
+    /// The port's local identifier now: whoever manages the subnet may give it another one.
+    pub(super) lid: Cell<u16>,
     pub(super) limits: Limits,
     /// Places of the completion queue, and how many of them queue pairs were promised.
     places: Cell<usize>,
@@ -65,8 +66,7 @@ impl Device {
     /// Opens a port, to be reached at the GID of this index of its table ([`Port::choose_gid`]).
     ///
     /// # Errors
-    /// The step that failed, with the device and the port; also where the port is gone, or the table has
-    /// changed.
+    /// The step that failed, with the device and the port; also where the port is gone, or the table has changed.
     pub fn open(verbs: &Arc<Verbs>, port: &Port, gid_index: u8) -> Result<Rc<Device>, VerbsError> {
         let devices = DeviceList::read(verbs)?;
         let gone = |text: &str| VerbsError::own(format!("opening {port}"), text);
@@ -102,6 +102,7 @@ impl Device {
             pd: parts.pd,
             context,
             verbs: verbs.clone(),
+            lid: Cell::new(port.lid),
             port,
             gid_index: Cell::new(gid.index),
             gid,
@@ -123,16 +124,17 @@ impl Device {
         &self.gid
     }
 
-    /// Looks up anew where the GID is in the port's table: after an event that says that the port has changed, before
-    /// queue pairs are connected.
+    /// Looks up anew where the GID is in the port's table, and the port's LID: after an event that says that the port has
+    /// changed, before queue pairs are connected.
     ///
     /// # Errors
     /// The port has no such address any more, or none of that kind.
     pub fn find_gid(&self) -> Result<(), VerbsError> {
         let ports = port::ports_of(&self.verbs, &self.context, &self.port.device)?;
-        let table = ports.into_iter().find(|now| now.number == self.port.number).map(|port| port.gids);
+        let now = ports.into_iter().find(|now| now.number == self.port.number);
+        now.iter().for_each(|now| self.lid.set(now.lid));
         let same = |entry: &&Gid| entry.raw == self.gid.raw && entry.kind == self.gid.kind;
-        match table.iter().flatten().find(same) {
+        match now.iter().flat_map(|now| &now.gids).find(same) {
             Some(entry) => {
                 self.gid_index.set(entry.index);
                 Ok(())

@@ -21,8 +21,7 @@ pub enum Event {
         /// Its number.
         port: u8,
     },
-    /// A port has other addresses, or other settings of its subnet: queue pairs made before may not be
-    /// reached.
+    /// A port has other addresses, or other settings of its subnet: queue pairs made before may not be reached.
     PortChanged {
         /// Its number.
         port: u8,
@@ -108,8 +107,7 @@ impl Device {
         }
     }
 
-    /// The queue pair at this address, which has failed by itself: its end is set about as
-    /// [`super::Queue::fail`] does.
+    /// The queue pair at this address, which has failed by itself: its end is set about as [`super::Queue::fail`] does.
     fn queue_at(&self, element: usize) -> Option<QueueId> {
         let rings = self.rings.borrow();
         let ring = rings.values().find(|ring| ring.borrow().qp.as_ptr() as usize == element)?;

@@ -103,9 +103,8 @@ pub(super) fn ip_of(raw: [u8; 16]) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from(raw)).to_canonical()
 }
 
-/// Chooses from a table: the entry at `index`, if the user names one. Otherwise on InfiniBand the first, and
-/// on Ethernet one that means something beyond the link, then RoCE v2, then IPv4. A text says why there is
-/// none.
+/// Chooses from a table: the entry at `index`, if the user names one. Otherwise on InfiniBand the first, and on
+/// Ethernet one that means something beyond the link, then RoCE v2, then IPv4. A text says why there is none.
 pub(super) fn choose(table: &[Gid], link: Link, index: Option<u8>) -> Result<&Gid, String> {
     let index = match (index, link) {
         (Some(index), _) => Some(index),

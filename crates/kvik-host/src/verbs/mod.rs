@@ -5,16 +5,14 @@
 //! * [`Device`]: one port, open: its completion queue and its events; [`Registration`]: memory that it knows;
 //! * [`Queue`]: one connected queue pair: posts reads and writes ([`Rma`]) to one peer.
 //!
-//! A device and all that comes of it are one thread's: nothing here locks, and the types are neither `Send`
-//! nor `Sync`. Nothing here waits, but for [`Queue::connect`], where the kernel may look for the peer's
-//! hardware address.
+//! A device and all that comes of it are one thread's: nothing here locks, and the types are neither `Send` nor `Sync`.
+//! Nothing here waits, but for [`Queue::connect`], where the kernel may look for the peer's hardware address.
 //!
 //! Bytes move without this process. What ends that is the queue pair in its error state: [`Queue::fail`]
 //! stops the peer's accesses, and once [`Queue::is_drained`] says so, the own ones.
 //!
-//! Forks: kernels from 5.12 on copy pinned pages for a child, so that a parent's stay where the device knows
-//! them. On an older one, memory that is not shared must be protected by the user (`RDMAV_FORK_SAFE=1`, which
-//! libibverbs reads).
+//! Forks: kernels from 5.12 on copy pinned pages for a child, so that a parent's stay where the device knows them. On
+//! an older one, memory that is not shared must be protected by the user (`RDMAV_FORK_SAFE=1`, which libibverbs reads).
 
 mod abi;
 mod address;
@@ -116,8 +114,7 @@ impl Verbs {
         self.library.path()
     }
 
-    /// The ports of all devices of this host, in the library's order; none where the kernel has no RDMA at
-    /// all.
+    /// The ports of all devices of this host, in the library's order; none where the kernel has no RDMA at all.
     ///
     /// # Errors
     /// The devices cannot be listed. One that cannot be opened is among [`Found::refused`].

@@ -102,8 +102,7 @@ pub(super) struct DeviceList<'v> {
 impl Drop for DeviceList<'_> {
     fn drop(&mut self) {
         if let Some(at) = self.at {
-            // SAFETY: made by `ibv_get_device_list`, and freed once. Devices that are open keep their own
-            // entry.
+            // SAFETY: made by `ibv_get_device_list`, and freed once. Devices that are open keep their own entry.
             unsafe { (self.verbs.table.free_device_list)(at.as_ptr()) };
         }
     }
@@ -288,8 +287,7 @@ fn interface_name(index: u32) -> String {
     }
 }
 
-/// The table entry by entry, with the rest from the kernel's files: for libraries that cannot read it at
-/// once.
+/// The table entry by entry, with the rest from the kernel's files: for libraries that cannot read it at once.
 fn one_by_one(
     verbs: &Verbs,
     context: &Object<ibv_context>,

@@ -14,8 +14,7 @@ use std::rc::Rc;
 
 /// Pieces of a request that are asked for: each makes the places of the send queue larger.
 const PIECES: usize = 16;
-/// The local acknowledgement's timeout: 4.096 us * 2^14 = 67 ms, far beyond what a loaded network delays a
-/// packet.
+/// The local acknowledgement's timeout: 4.096 us * 2^14 = 67 ms, far beyond what a loaded network delays a packet.
 const TIMEOUT: u8 = 14;
 /// How often a packet is sent again. Seven tries of 67 ms are 0.47 s; devices may wait up to four times as
 /// long for each (InfiniBand's specification, 9.7.6.1.3), which makes about 2 s until a peer that is gone is
@@ -102,7 +101,7 @@ impl Queue {
             reads: self.device.limits.answers,
             number: self.number(),
             first_packet: self.first_packet,
-            lid: port.lid,
+            lid: self.device.lid.get(),
             kind: gid.kind,
             gid: gid.raw,
         }
@@ -305,8 +304,7 @@ impl Queue {
 
     fn end(&mut self) -> Result<(), VerbsError> {
         let Some(qp) = self.qp.take() else { return Ok(()) };
-        // What had come already keeps its own result. If the queue is broken, the requests come back as
-        // flushed.
+        // What had come already keeps its own result. If the queue is broken, the requests come back as flushed.
         let _ = self.device.take_into_stash();
         // From here on nobody may use the queue pair itself, whatever comes back.
         self.ring.borrow_mut().stage = Stage::Drained;
@@ -333,8 +331,7 @@ impl Queue {
         self.ring.borrow().stage >= Stage::Failing
     }
 
-    /// Whether it is in its error state and all its requests have come back: nothing of it touches memory any
-    /// more.
+    /// Whether it is in its error state and all its requests have come back: nothing of it touches memory any more.
     pub fn is_drained(&self) -> bool {
         self.ring.borrow().stage == Stage::Drained
     }

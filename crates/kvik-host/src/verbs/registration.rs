@@ -15,8 +15,7 @@ use std::sync::Arc;
 
 /// Memory that a device knows. It stays so while a request on it is in flight.
 ///
-/// The end of it is a fence: the device refuses what a peer sends to it afterwards, and the peer's queue pair
-/// fails.
+/// The end of it is a fence: the device refuses what a peer sends to it afterwards, and the peer's queue pair fails.
 pub struct Registration {
     mr: ManuallyDrop<Object<ibv_mr>>,
     kept: ManuallyDrop<Kept>,
@@ -141,8 +140,7 @@ impl Registration {
         std::ptr::eq(&*self.device, device)
     }
 
-    /// The address of a range for a request, which must lie in it; and be writable, where the request writes
-    /// it.
+    /// The address of a range for a request, which must lie in it; and be writable, where the request writes it.
     pub(super) fn at(&self, offset: usize, len: usize, op: RmaOp) -> Result<u64, HostError> {
         Ok(self.kept.at(offset, len, op)? as u64)
     }

@@ -1,5 +1,4 @@
-//! The order of requests, and who asks for a completion, with a device that only writes down what it was
-//! given.
+//! The order of requests, and who asks for a completion, with a device that only writes down what it was given.
 
 use super::abi::{self, ibv_context, ibv_qp, ibv_qp_attr, ibv_send_wr, ibv_wc};
 use super::ring::{Ring, Rma, Stage};

@@ -234,6 +234,7 @@ impl RmaDevice for VerbsRmaDevice {
     fn call(&mut self, session: u64, _address: &[u8]) -> Result<Vec<u8>> {
         // What was there before goes first: its places are needed again.
         self.initiators.remove(&session);
+        self.find_gid()?;
         let initiator = Queue::open(&self.device, self.depth).map_err(no)?;
         let told = initiator.address().encode();
         self.initiators.insert(session, initiator);

@@ -120,7 +120,9 @@ over! {
             control.say("down");
             control.say("up");
             for side in [&a, &b] {
+                let before = side.queue.address().lid;
                 side.device.find_gid().unwrap();
+                assert_eq!(side.queue.address().lid, before + 1, "the port has another LID, too");
             }
             let depth = 16;
             let (mut c, d) = connected(&(a.device.clone(), b.device.clone()), depth);
