@@ -31,10 +31,10 @@ struct fault {
 
 /* What is still to go wrong with a device's operations: which one fails, or one in how many, and how; how many
  * never end, end with nobody told, or end with their bytes on the wire; what each piece waits; how many of the
- * objects that operations go through, and of registrations, will not be closed; and how many take the address of
- * one that was. */
+ * objects that operations go through, and of registrations, will not be closed; how many take the address of one
+ * that was; and for how many there is no room. */
 struct faults {
-    uint32_t fail_nth, fail_one_in, fail_status, stick, lose, late, late_status, busy, keep, same;
+    uint32_t fail_nth, fail_one_in, fail_status, stick, lose, late, late_status, busy, keep, same, full;
     uint64_t delay;
 };
 

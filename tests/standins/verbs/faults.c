@@ -46,6 +46,8 @@ static void unplug_device(uint32_t number) {
 int apply(const struct fault *fault, uint32_t number) {
     if (strcmp(fault->kind, "lose") == 0) {
         faults[number].lose = (uint32_t)fault->count;
+    } else if (strcmp(fault->kind, "full") == 0) {
+        faults[number].full = (uint32_t)fault->count;
     } else if (strcmp(fault->kind, "down") == 0 || strcmp(fault->kind, "up") == 0) {
         set_down(number, strcmp(fault->kind, "down") == 0);
     } else if (strcmp(fault->kind, "fatal") == 0) {

@@ -160,6 +160,9 @@ static int open_queue(struct client *client, const struct request *request, stru
     if (context == NULL || sends == NULL || receives == NULL) {
         return EINVAL;
     }
+    if (takes_one(&faults[request->device].full)) {
+        return ENOMEM;
+    }
     struct order *orders = calloc(request->cap.max_send_wr, sizeof *orders);
     uint64_t *ids = calloc(request->cap.max_recv_wr + 1, sizeof *ids);
     int room = orders != NULL && ids != NULL;

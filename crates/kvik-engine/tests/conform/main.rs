@@ -28,6 +28,7 @@ mod crowds;
 mod cuda;
 mod death;
 mod ends;
+mod ends_missing;
 #[path = "../../../../tests/standins/faulty.rs"]
 #[allow(dead_code)]
 mod faulty;

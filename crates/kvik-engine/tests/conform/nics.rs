@@ -72,7 +72,7 @@ fn with(nic: &'static Nic, name: &str, check: fn(&Pair, Control, &Nic)) {
 }
 
 /// Every other page of the one region to or from the same pages of the other, in as much time as a busy machine needs.
-fn scattered(pair: &Pair, op: Op) -> Result<(), kvik_core::Error> {
+pub fn scattered(pair: &Pair, op: Op) -> Result<(), kvik_core::Error> {
     scattered_within(pair, op, PATIENCE)
 }
 
@@ -376,13 +376,15 @@ pub mod staged {
 }
 
 /// The NICs of an engine that it can use, by its metrics.
-fn up(engine: &Engine, nic: &Nic) -> [f64; 2] {
+pub fn up(engine: &Engine, nic: &Nic) -> [f64; 2] {
     nic.names.map(|name| metric(engine, &format!("kvik_nic_up{{nic=\"{name}\"}}")))
 }
 
-/// Begins a transfer, and lets nobody read the completions of the first device any more when operations of each
-/// NIC are in flight.
-fn blinded(pair: &Pair, control: &mut Control, op: Op) -> Result<(), kvik_core::Error> {
+/// Of a NIC whose completions cannot be read.
+const BLIND: &str = "blind device=0";
+
+/// Begins a transfer, and has these faults befall the first device when operations of each NIC are in flight.
+pub fn interrupted(pair: &Pair, control: &mut Control, op: Op, faults: &[&str]) -> kvik_core::Result<()> {
     let nics = u64::from(pair.kind.standin.map_or(0, |standin| standin.devices));
     // One NIC takes no more of them at once, so that the other one has some.
     let enough = (nics - 1) * MOST + 1;
@@ -392,8 +394,9 @@ fn blinded(pair: &Pair, control: &mut Control, op: Op) -> Result<(), kvik_core::
     control.say("delay micros=30000");
     let transfer = pair.begin(op, &whole(&here, 64 << 10), &grant, PATIENCE);
     wait_until("operations to be in flight", || control.counts()["in_flight"] >= enough);
-    control.say("blind device=0");
-    control.say("delay micros=0");
+    for fault in faults.iter().chain(&["delay micros=0"]) {
+        control.say(fault);
+    }
     let ended = transfer.wait(Some(PATIENCE));
     assert!(ended.is_err() || bytes(&there) == bytes(&here), "{op:?}: wrong bytes were let through");
     // Neither region is held by what is not heard of.
@@ -416,7 +419,7 @@ fn blind_beside_another(nic: &'static Nic, name: &str) {
             let pair = Pair::new(kind);
             pair.pass();
             assert_eq!(up(&pair.other, nic), [1.0, 1.0]);
-            blinded(&pair, &mut control, op).unwrap();
+            interrupted(&pair, &mut control, op, &[BLIND]).unwrap();
             assert_eq!(up(&pair.other, nic), [0.0, 1.0], "{op:?}");
             // What comes later goes the same way, also when the queue could be read again: what was lost of it
             // stays lost.
@@ -435,7 +438,7 @@ fn a_nic_whose_completions_cannot_be_read_lets_the_thread_sleep_that_it_shares()
         let pair = Pair::new(ROCE.shared);
         pair.pass();
         let mut control = control.expect("the stand-in is there");
-        blinded(&pair, &mut control, Op::Read).unwrap();
+        interrupted(&pair, &mut control, Op::Read, &[BLIND]).unwrap();
         // An event of the device, which nobody takes.
         control.say("down device=0");
         pair.pass();
@@ -476,7 +479,7 @@ fn blind_alone(nic: &'static Nic, name: &str) {
         for op in OPS {
             let pair = Pair::new(nic.one);
             pair.pass();
-            let in_flight = blinded(&pair, &mut control, op).unwrap_err();
+            let in_flight = interrupted(&pair, &mut control, op, &[BLIND]).unwrap_err();
             let later = scattered(&pair, op).unwrap_err();
             for error in [in_flight, later] {
                 assert_eq!(error.code, Code::PeerLost, "{op:?}: {error}");

@@ -42,15 +42,15 @@ impl<C: RmaDevice> Worker<C> {
         Ok(None)
     }
 
-    /// Asks the session's peer for a connection to its NIC.
+    /// Asks the session's peer for a connection to its NIC: also where this one has no end for it, since what was posted
+    /// before may be posted again by nobody until the peer has cut its own.
     fn request_connection(&mut self, session: u64) -> Result<()> {
         if self.services.rma.nics(session).is_none() {
             return Err(gone());
         }
         // The address by which the connection was: if the peer has another one by now, that connection is cut already.
         let peer = self.peers.of(session);
-        let told = self.device.call(session, peer.address())?;
-        peer.request();
+        let told = peer.request(self.device.call(session, peer.address()));
         let (from, to) = (self.number as u8, peer.nic() as u8);
         self.peers.degrade(session);
         self.services.rma.call(session, NicCall { from, to, kind: NicCallKind::Connect, address: told });
@@ -117,13 +117,13 @@ impl<C: RmaDevice> Worker<C> {
             return log::debug!("a peer answered for a NIC that it was not asked for");
         }
         let nics = self.services.rma.nics(session).map_or(0, |nics| nics.addresses.len());
-        let tried = peer.was_tried(nics);
-        let down = self.peers.down().cloned();
-        let opened = answer.outcome.and_then(|told| match (down, tried) {
-            (Some(why), _) => Err(why),
+        let (tried, no_end) = (peer.was_tried(nics), peer.why.clone());
+        let here = self.peers.down().cloned().or(no_end);
+        let others = here.is_none() && nics > 1;
+        let opened = here.map_or(answer.outcome, Err).and_then(|told| match tried {
             // Each of its NICs was tried, and the first one twice.
-            (_, true) => Err(Error::new(Code::PeerLost, "operations to each of its NICs failed")),
-            _ => self.device.connect(session, &told).map(|conn| (conn, told)),
+            true => Err(Error::new(Code::PeerLost, "operations to each of its NICs failed")),
+            false => self.device.connect(session, &told).map(|conn| (conn, told)),
         });
         self.peers.mended(session);
         let why = match opened {
@@ -137,7 +137,7 @@ impl<C: RmaDevice> Worker<C> {
         let peer = self.peers.of(session);
         peer.failed();
         peer.next_nic(nics);
-        if !peer.was_tried(nics) && nics > 1 && self.peers.down().is_none() {
+        if others && !peer.was_tried(nics) {
             // The next one is tried with the next work request.
             return self.requests.resume(session);
         }

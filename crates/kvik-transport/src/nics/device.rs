@@ -48,7 +48,7 @@ pub(crate) trait RmaDevice: Sized {
     /// What the peer is told when it is asked for a connection to its NIC, and to cut what there was before.
     ///
     /// # Errors
-    /// The library's.
+    /// There is no end of it here. The peer is asked all the same, and told nothing.
     fn call(&mut self, session: u64, address: &[u8]) -> Result<Vec<u8>>;
     /// Opens the connection by what the peer has answered.
     ///

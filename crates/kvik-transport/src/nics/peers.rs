@@ -2,7 +2,7 @@
 
 use super::stats::NicStats;
 use super::told::Unreachable;
-use kvik_core::{Code, Error};
+use kvik_core::{Code, Error, Result};
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,8 +26,8 @@ pub(super) struct Peer<W> {
     warm: bool,
     /// When operations were first seen to fail.
     since: Option<Instant>,
-    /// Why it cannot be reached.
-    why: Option<Error>,
+    /// Why it cannot be reached, or why this side has no end of the connection that was asked for.
+    pub why: Option<Error>,
 }
 
 #[derive(Clone, Copy)]
@@ -90,9 +90,10 @@ impl<W: Copy> Peer<W> {
         Some(&self.address)
     }
 
-    /// It is asked for a connection.
-    pub fn request(&mut self) {
-        self.state = ConnState::Requested(Instant::now());
+    /// It is asked for a connection, with this side's end of it, if there is one: what it is told.
+    pub fn request(&mut self, end: Result<Vec<u8>>) -> Vec<u8> {
+        (self.state, self.why) = (ConnState::Requested(Instant::now()), end.as_ref().err().cloned());
+        end.unwrap_or_default()
     }
 
     /// Whether it was asked for a connection to this NIC of it.
