@@ -178,6 +178,10 @@ impl<C: RmaDevice> Worker<C> {
         if call.kind == NicCallKind::ProbePage {
             return self.answer_probe_page(session, call);
         }
+        // The session's end may have overtaken it: then nobody would ever cut what is opened now.
+        if self.services.rma.nics(session).is_none() {
+            return;
+        }
         match self.device.disconnect_peer(session, call.from, &call.address) {
             Ok(true) => self.tell_address(),
             Ok(false) => {}
