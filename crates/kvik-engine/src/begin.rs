@@ -121,9 +121,9 @@ pub(crate) fn set_out(inner: &Inner, id: u64, start: Start) -> Result<()> {
             }
         }
         (None, _) => transfers.set_out(id),
-        (Some((stream, memory)), _) => {
+        (Some((stream, memory)), own) => {
             transfers.wait(id);
-            let begins = streams.go_on_after(stream, &memory, Then::Begin(id));
+            let begins = streams.go_on_after(stream, &memory, Then::Begin(id, own));
             begins.inspect_err(|error| transfers.give_up(id, error.clone()))?;
         }
     }

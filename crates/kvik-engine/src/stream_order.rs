@@ -7,7 +7,7 @@
 
 use crate::base::Base;
 use crate::end::End;
-use crate::sync::lock;
+use crate::sync::{lock, signal};
 use crate::transfers::Transfers;
 use kvik_core::{Code, Error, GrantId, GrantState, Result};
 use kvik_host::HostError;
@@ -31,8 +31,8 @@ const ROOM: usize = 8;
 pub(crate) enum Then {
     /// The grant is ready.
     Ready(GrantId),
-    /// The transfer begins.
-    Begin(u64),
+    /// The transfer begins; within this engine once its grant is ready, too.
+    Begin(u64, Option<GrantId>),
     /// Who waits for the mark hears of it.
     Tell(Arc<End<()>>),
 }
@@ -139,7 +139,12 @@ impl StreamOrder {
         let (this, told) = (self.clone(), flag.clone());
         let run = move || this.run(&told);
         *thread = Some(spawn_named("kvik-order", &self.base.thread_options(), run).map_err(failed)?);
-        lock(&self.state).flag = Some(flag.clone());
+        let mut state = lock(&self.state);
+        state.flag = Some(flag.clone());
+        if state.over {
+            // Who has ended it meanwhile found no flag.
+            signal(&flag, "the thread that waits for streams of devices");
+        }
         Ok(flag)
     }
 
@@ -189,8 +194,9 @@ impl StreamOrder {
                 );
                 self.base.node(|node, _| node.grants().end(id, GrantState::Revoked));
             }
-            (Then::Begin(id), Ok(())) => self.transfers.set_out(id),
-            (Then::Begin(id), Err(error)) => {
+            (Then::Begin(id, Some(grant)), Ok(())) if self.waits_for(grant, id) => {}
+            (Then::Begin(id, _), Ok(())) => self.transfers.set_out(id),
+            (Then::Begin(id, _), Err(error)) => {
                 self.transfers.give_up(id, from_host(Code::DeviceFailed, error));
             }
             (Then::Tell(end), outcome) => {
@@ -236,3 +242,7 @@ fn own_stream<'a>(
     };
     Ok(&mut streams[at])
 }
+
+#[cfg(test)]
+#[path = "../tests/unit/stream_order.rs"]
+mod tests;

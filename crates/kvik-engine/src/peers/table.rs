@@ -240,9 +240,10 @@ impl PeerTable {
         starts.max_by_key(|(_, entry)| (!entry.sessions.is_empty(), entry.moved)).map(|(peer, _)| *peer)
     }
 
-    /// Whether a peer is dialled again in the background.
+    /// Whether a peer is dialled again in the background, or may be: its last session is just ending, or a new one begins.
     pub fn comes_back(&self, peer: &Identity) -> bool {
-        lock(&self.known).peers.get(peer).is_some_and(|entry| entry.redial.is_some())
+        let back = |entry: &Entry| entry.redial.is_some() || !entry.sessions.is_empty();
+        lock(&self.known).peers.get(peer).is_some_and(back)
     }
 
     /// Why there is no session with a peer; none while there is one.
@@ -489,7 +490,7 @@ mod tests {
         }
         // The peer has dialled since, and does it again.
         let peers = both();
-        assert!(!lost(&peers, 1) && !peers.begun(peer(1), 3, "", None, HOUR));
+        assert!(!lost(&peers, 1) && peers.comes_back(&peer(1)) && !peers.begun(peer(1), 3, "", None, HOUR));
         assert!(!lost(&peers, 2) && lost(&peers, 3) && !peers.comes_back(&peer(1)));
         // So it does where this side has closed its own one.
         for ends in [[1, 2], [2, 1]] {

@@ -31,7 +31,7 @@ impl Transfers {
             own
         };
         match own {
-            true => self.begin_own(id),
+            true => self.begin(id, None, Taken::own()),
             false => self.take_up(id),
         }
     }
@@ -92,27 +92,20 @@ impl Transfers {
                 return self.give_up(id, error);
             }
         };
-        let (by, path) = (taken.by.clone(), taken.path);
-        entry.taken = Some(taken);
         if let Some(warm) = entry.request.warm.clone() {
+            entry.taken = Some(taken);
             table.set_waiting(id, true);
             drop(table);
             self.base.commands.wake_by(deadline);
             return self.continue_warm_up(id, session, &warm, deadline);
         }
-        let fence = self.fence_of(entry, path);
         let moves = entry.request.moves();
         drop(table);
-        match fence {
-            Ok(fence) => {
-                // What moves nothing, such as a question for the transport, needs nothing opened.
-                if let Some(by) = by.filter(|_| moves) {
-                    by.open(session);
-                }
-                self.begin(id, Some(session), path, fence);
-            }
-            Err(error) => self.give_up(id, error),
+        // What moves nothing, such as a question for the transport, needs nothing opened.
+        if let Some(by) = taken.by.as_ref().filter(|_| moves) {
+            by.open(session);
         }
+        self.begin(id, Some(session), taken);
     }
 
     /// How long so many bytes would take on a session, by what was measured on it, over the transport that would be
@@ -144,8 +137,8 @@ impl Transfers {
     }
 
     /// A fence slot, where the peer copies from this side's memory.
-    fn fence_of(&self, entry: &mut TransferEntry, path: Path) -> Result<Option<(u32, u64)>> {
-        if (path, entry.request.op) != (Path::Memory, Some(Op::Write)) {
+    fn fence_of(&self, entry: &mut TransferEntry, taken: &Taken) -> Result<Option<(u32, u64)>> {
+        if (taken.path, entry.request.op) != (Path::Memory, Some(Op::Write)) || taken.by.is_none() {
             return Ok(None);
         }
         let slot = self.base.fence.slot().map_err(|error| from_host(Code::MemoryCapReached, error))?;
@@ -155,14 +148,16 @@ impl Transfers {
         Ok(Some((index, generation)))
     }
 
-    /// Begins a launched transfer, unless it was cancelled or begun meanwhile. Without a session its owner is this
-    /// engine.
-    fn begin(&self, id: u64, session: Option<u64>, path: Path, fence: Option<(u32, u64)>) {
+    /// Begins a launched transfer, unless it was cancelled or begun meanwhile: what it has taken is its own only then.
+    /// Without a session its owner is this engine.
+    fn begin(&self, id: u64, session: Option<u64>, taken: Taken) {
         let began: Result<(), Option<Error>> = self.base.node(|node, now| {
             let mut table = lock(&self.table);
             let free = |entry: &&mut TransferEntry| entry.key.is_none() && entry.stopped.is_none();
             let Some(entry) = table.entries.get_mut(&id).filter(free) else { return Ok(()) };
             let channels = if session.is_some() { self.base.setup.config.channels } else { 1 };
+            let (path, fence) = (taken.path, self.fence_of(entry, &taken).map_err(Some)?);
+            entry.taken = Some(taken);
             let Some(open) = entry.request.open(path, channels, fence) else { return Err(None) };
             let key = match session {
                 Some(session) => node.session(session).begin(open, now).map_err(Some)?,
@@ -182,14 +177,6 @@ impl Transfers {
             Err(Some(error)) if error.code == Code::PeerLost => self.lost_before(id, error),
             Err(Some(error)) => self.give_up(id, error),
         }
-    }
-
-    /// Begins a transfer whose owner is this engine.
-    pub fn begin_own(&self, id: u64) {
-        if let Some(entry) = lock(&self.table).entries.get_mut(&id) {
-            entry.taken = Some(Taken::own());
-        }
-        self.begin(id, None, Path::Memory, None);
     }
 
     /// The session broke before a transfer began on it: it waits for another one, a few times.

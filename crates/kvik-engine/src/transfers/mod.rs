@@ -44,7 +44,8 @@ impl Table {
     fn set_waiting(&mut self, id: u64, waits: bool) {
         let Some(entry) = self.entries.get(&id) else { return };
         let key = (entry.request.deadline, id);
-        match waits {
+        // What has begun is the protocol's to end.
+        match waits && entry.key.is_none() {
             true => drop(self.waiting.insert(key)),
             false => drop(self.waiting.remove(&key)),
         }

@@ -155,6 +155,12 @@ gpus! {
         let reads = [(); 2].map(|()| engine.read(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)).unwrap());
         reads.iter().for_each(|read| drop(read.wait(Some(PATIENCE)).unwrap()));
         assert!(all(&bytes(&here), 7), "a page was read before it was written");
+        // And one that waits for both, of which the grant is the slower.
+        let grant = engine.grant(&whole(&there, PAGE), granted(busy(&app, &there, 8, 2 * KERNEL))).unwrap();
+        let after = busy(&app, &here, 99, KERNEL);
+        let read = engine.read(&whole(&here, PAGE), grant.ticket(), None, behind(after, PATIENCE)).unwrap();
+        read.wait(Some(PATIENCE)).unwrap();
+        assert!(all(&bytes(&here), 8), "a page was read before it was written");
     }
     fn a_device_that_fails_takes_back_what_waits_for_it(control) {
         let (app, owner, other) = (App::on(0), engine(Preference::Tcp), engine(Preference::Tcp));

@@ -210,3 +210,20 @@ fn a_local_link_that_failed_under_a_session_that_goes_on_fails_what_has_asked_fo
         stop(&inner);
     }
 }
+
+/// A thread that finds the session gone may come later than one that has begun the transfer on the next session.
+#[test]
+fn what_has_begun_does_not_wait_for_a_session() {
+    let memory = Arc::new(Ending::default());
+    let (inner, _, id, end) = with_a_transfer(&memory, Op::Read, Preference::Auto);
+    let transfers = &inner.transfers;
+    lock(&transfers.table).entries.get_mut(&id).unwrap().key = Some((SESSION + 1, 2));
+    transfers.lost_before(id, Error::new(Code::PeerLost, "the peer is gone"));
+    assert_eq!(
+        transfers.next_deadline(),
+        None,
+        "the control thread would look for its deadline all the time"
+    );
+    assert!(end.outcome().is_none(), "{:?}", end.outcome());
+    stop(&inner);
+}
