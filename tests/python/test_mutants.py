@@ -47,6 +47,8 @@ def test_a_mutant_applies_and_names_tests_that_are_there(patch: Path) -> None:
         elif target == "lib":
             own = home.joinpath(*modules[:-2]).with_suffix(".rs")  # the last but one is `tests`
             file_of = own if own.exists() else file_of
+        elif (own := home.joinpath(*modules[:-1]).with_suffix(".rs")).exists():
+            file_of = own  # of a folder within the test program
         if file_of.exists():
             text = file_of.read_text()
             if target == "lib" and (apart := _TESTS_APART.search(text)):
