@@ -179,12 +179,14 @@ from pathlib import Path
 from kvikbuild import stage
 
 def told(self, timeout=None, wait=subprocess.Popen.wait):
+    if timeout == stage.GRACE and sys.stdin.readline():  # the time to end in is over when the test says so
+        raise subprocess.TimeoutExpired(self.args, timeout)
     print("waits", flush=True)
     return wait(self, timeout)
 
 subprocess.Popen.wait = told
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
-stage.LOGS, stage.GRACE = Path(sys.argv[1]), 1.0
+stage.LOGS = Path(sys.argv[1])
 shell = "trap 'echo asked' TERM; echo $$; while :; do sleep 1000; done"
 stage.run_stages([stage.Stage("long", lambda context: context.run(["sh", "-c", shell]))])
 """
@@ -197,7 +199,9 @@ def test_nothing_outlives_a_run_that_is_ended_from_outside(tmp_path: Path, numbe
     log = tmp_path / "log" / "long.log"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
     argv = [sys.executable, "-c", HOLDS, str(log.parent)]
-    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as run:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, text=True) as run:
+        assert run.stdin is not None
         assert run.stdout is not None
         assert "waits\n" in run.stdout
         assert until(lambda: log.read_text().count("\n") == 2)
@@ -205,6 +209,8 @@ def test_nothing_outlives_a_run_that_is_ended_from_outside(tmp_path: Path, numbe
         run.send_signal(number)
         assert until(lambda: "asked\n" in log.read_text())
         run.send_signal(number)
+        run.stdin.write("over\n")
+        run.stdin.close()
         assert run.wait(LIMIT) == 128 + number
     assert not Path(f"/proc/{child}").exists()
 
