@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +43,12 @@ class Recorded:
     output: int
 
 
+@lru_cache(maxsize=8)
+def longest(spec: Trace, count: int) -> int:
+    """Tokens of the longest prompt with its answer, of the first `count` requests. Raises `LabError`."""
+    return max(sum(_lengths(spec, line)) for _, line in _lines(spec, count))
+
+
 class Replay:
     """The requests of a trace as prompts: each hash id is `block_tokens` tokens, drawn from the id."""
 
@@ -57,7 +64,7 @@ class Replay:
         would be sent after that one, and what it waited be taken for the server's."""
         zero: float | None = None
         last: float | None = None
-        for number, line in self._lines(count):
+        for number, line in _lines(self._spec, count):
             zero = line.timestamp if zero is None else zero
             if last is not None and line.timestamp < last:
                 raise LabError(
@@ -66,39 +73,11 @@ class Replay:
                 )
             last = line.timestamp
             due = (line.timestamp - zero) / 1000.0 / self._spec.speed
-            output = max(1, round(line.output_length * self._spec.scale_tokens))
-            yield Recorded(due, self._prompt(line, number), output)
+            tokens, output = _lengths(self._spec, line)
+            yield Recorded(due, self._prompt(line, number, tokens), output)
 
-    def _lines(self, count: int) -> Iterator[tuple[int, _Line]]:
-        path = Path(self._spec.file)
-        found = 0
-        try:
-            with path.open(encoding="utf-8") as file:
-                for number, text in enumerate(file, 1):
-                    if number <= self._spec.first or not text.strip():
-                        continue
-                    if found == count:
-                        return
-                    found += 1
-                    yield number, self._parsed(text, f"{path}, line {number}")
-        except (OSError, UnicodeDecodeError) as error:
-            raise LabError(
-                f"{path}: cannot be read: {error}; give a trace, a line of JSON a request"
-            ) from error
-        if found < count:
-            raise LabError(f"{path}: has {found} requests behind the first {self._spec.first}, not {count}")
-
-    @staticmethod
-    def _parsed(text: str, where: str) -> _Line:
-        try:
-            return _Line.model_validate_json(text)
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise LabError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
-
-    def _prompt(self, line: _Line, number: int) -> Made:
+    def _prompt(self, line: _Line, number: int, tokens: int) -> Made:
         block = max(1, round(self._spec.block_tokens * self._spec.scale_tokens))
-        tokens = max(1, round(line.input_length * self._spec.scale_tokens))
         ids = line.hash_ids or (-number,)
         if line.hash_ids and len(ids) * block < tokens - block:
             raise LabError(
@@ -138,6 +117,40 @@ class Replay:
                 self._blocks.clear()
             self._blocks[number] = kept
         return kept[:count]
+
+
+def _lines(spec: Trace, count: int) -> Iterator[tuple[int, _Line]]:
+    path = Path(spec.file)
+    found = 0
+    try:
+        with path.open(encoding="utf-8") as file:
+            for number, text in enumerate(file, 1):
+                if number <= spec.first or not text.strip():
+                    continue
+                if found == count:
+                    return
+                found += 1
+                yield number, _parsed(text, f"{path}, line {number}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise LabError(f"{path}: cannot be read: {error}; give a trace, a line of JSON a request") from error
+    if found < count:
+        raise LabError(f"{path}: has {found} requests behind the first {spec.first}, not {count}")
+
+
+def _parsed(text: str, where: str) -> _Line:
+    try:
+        return _Line.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise LabError(f"{where}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _lengths(spec: Trace, line: _Line) -> tuple[int, int]:
+    """Tokens of its prompt and of its answer."""
+    prompt, answer = (
+        max(1, round(one * spec.scale_tokens)) for one in (line.input_length, line.output_length)
+    )
+    return prompt, answer
 
 
 def _joined(before: Content, behind: Content) -> Content:

@@ -14,8 +14,9 @@ from kvik.roles.node import Node
 from kvik.shapes import ModelShape
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError, validated
-from kvik_lab.load.spec import LoadSpec, parse_spec
+from kvik_lab.load.spec import LoadSpec, Trace, parse_spec
 from kvik_lab.load.tools import INSTEAD, refused
+from kvik_lab.load.traces import longest
 from kvik_lab.records import Stated
 from kvik_lab.run import machine
 from kvik_lab.run.drivers import DRIVERS, emulator, nixl, vllm
@@ -36,6 +37,7 @@ Load: TypeAlias = LoadSpec | FileLoad | TransferLoad
 PLAIN: Mapping[str, type[FileLoad | TransferLoad]] = {"storage": FileLoad, "transfers": TransferLoad}
 """What a run of these drivers does, in place of sending requests."""
 NOWHERE = "http://127.0.0.1:1"  # stands for the entry until there is one
+TEMPLATE = 32  # tokens that a chat's template may add to a turn's two messages
 FOUND_BY = ("python", *vllm.FOUND_BY)
 """What a factor changes where it is the programs that are studied."""
 PROGRAMS = (*vllm.PROGRAMS, *nixl.PROGRAMS)
@@ -78,7 +80,7 @@ def resolve(study: Study, starts: Sequence[Start]) -> tuple[PlannedStart, ...]:
     every = [run.load for start in found for run in start.runs]
     loads = [load for load in every if isinstance(load, LoadSpec)]
     moves = max((load.bytes for load in every if isinstance(load, TransferLoad)), default=0)
-    tokens = max((load.prompt.tokens + load.prompt.output for load in loads), default=0)
+    tokens = max(map(_longest, loads), default=0)
     requests = max(map(_at_once, loads), default=0)
     return tuple(
         replace(start, most_tokens=tokens, most_requests=requests, most_bytes=moves) for start in found
@@ -174,6 +176,19 @@ def setup(start: PlannedStart, nodes: Mapping[str, Node], logs: Path, mark: str)
     )
 
 
+def _longest(load: LoadSpec) -> int:
+    """Tokens of its longest prompt with the answer: of a conversation those of its last turn."""
+    prompt, turns = load.prompt, load.turns
+    one = prompt.tokens + prompt.output
+    if isinstance(load.arrival, Trace):
+        with contextlib.suppress(LabError):  # is said when it is to be replayed
+            return max(one, longest(load.arrival, load.requests))
+    if turns is None:
+        return one
+    template = TEMPLATE if load.endpoint == "chat" else 0
+    return one + (turns.turns - 1) * (turns.new_tokens + prompt.output + template)
+
+
 def _at_once(load: LoadSpec) -> int:
     """Requests that may be open at once; of an open load what a few seconds bring is a guess that options
     replace."""
@@ -245,8 +260,9 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     roles: list[tuple[str, EnginesSpec | RoleSpec]] = [("engines", spec.engines), *kept]
     for name, role in roles:
         found |= {f"{name}\0{key}": value for key, value in {**role.options, **role.env}.items()}
-        if role.node in spec.nodes:
-            found[f"{name}\0python"] = spec.nodes[role.node].python
+        named = getattr(role, "nodes", None) or [role.node]
+        if there := [spec.nodes[one] for one in named if one in spec.nodes]:
+            found[f"{name}\0python"] = " ".join(str(one.python) for one in there)
     if spec.driver == "storage":
         found |= {f"storage\0{key}": value for key, value in spec.storage.model_dump().items()}
         found |= {f"file\0{key}": value for key, value in spec.load.items()}

@@ -40,7 +40,8 @@ class Seen:
 
 @dataclass(frozen=True)
 class Client:
-    """A process, and what is read when it has ended well. `why` finds in what it said why it has not."""
+    """A process, and what is read when it has ended well. `why` finds in what it said why it has not. Role
+    load's own variables go before `env`."""
 
     command: Sequence[str]
     read: Callable[[str], Seen]
@@ -86,7 +87,7 @@ def _lets_send(run: Planned, load: LoadSpec, node: Node, base: Path) -> Client:
     return Client(
         found.command(load, model, folder, flags(role.options)),
         lambda _: Seen(read_result(found, load, folder, began=began, ended=time.time_ns())),
-        {"DO_NOT_TRACK": "1", **{name: str(value) for name, value in role.env.items()}},
+        {"DO_NOT_TRACK": "1"},
     )
 
 
@@ -112,7 +113,6 @@ def _loads_a_file(run: Planned, load: FileLoad, node: Node, start: str) -> Clien
 def _moves_pages(run: Planned, load: TransferLoad, system: System, node: Node, start: str) -> Client:
     role, began, (target,) = run.spec.role("load"), time.time_ns(), system.parts
     command = transfers.command(node.python, system.target, run.spec.transport, load, flags(role.options))
-    env = {name: str(value) for name, value in role.env.items()}
     secret = {SECRET: target.role.env[SECRET]} if SECRET in target.role.env else {}
 
     def read(said: str) -> Seen:
@@ -125,4 +125,4 @@ def _moves_pages(run: Planned, load: TransferLoad, system: System, node: Node, s
         )  # fmt: skip
         return Seen(found.result, (own,), {target.role.name: found.counters["target"]})
 
-    return Client(command, read, {**env, **secret}, transfers.why)
+    return Client(command, read, secret, transfers.why)

@@ -209,7 +209,8 @@ def _load(up: Up, run: Planned) -> Seen:
     name, base = client_node(run.spec), up.logs / run.slot.id
     node = up.nodes[name]
     made = client(run, up.system, node, up.name, base)
-    env = {**made.env, "KVIKLAB_STUDY": up.mark}
+    own = {key: str(value) for key, value in run.spec.role("load").env.items()}
+    env = {**made.env, **own, "KVIKLAB_STUDY": up.mark}
     role = Role("load", tuple(made.command), LineReady(""), env, node=name, grace=2.0)
     try:
         process = node.launch(role, base.with_suffix(".load.log"))

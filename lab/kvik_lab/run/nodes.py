@@ -83,8 +83,8 @@ def open_nodes(spec: RunSpec, folder: Path, makers: Mapping[str, Maker]) -> Iter
 def client_node(spec: RunSpec) -> str:
     """The name of the node that the load is made on."""
     role = spec.role("load")
-    if role.node is not None:
-        return role.node
+    if (name := role.nodes[0] if role.nodes else role.node) is not None:
+        return name
     return RIGHT if spec.link is not None else LOCAL
 
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -15,10 +16,14 @@ from kvik.roles.node import LocalNode, Node
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError
 from kvik_lab.load.spec import LoadSpec, UntilSteady
-from kvik_lab.run.build import resolve, servers, setup, stated, varied
+from kvik_lab.run import execute
+from kvik_lab.run.build import TEMPLATE, Planned, resolve, servers, setup, stated, varied
+from kvik_lab.run.clients import Client, Seen
 from kvik_lab.run.drivers import DRIVERS
 from kvik_lab.run.drivers.system import System
+from kvik_lab.run.nodes import client_node
 from kvik_lab.run.slots import plan_slots
+from kvik_lab.run.spec import RunSpec
 from kvik_lab.study import Study, StudyError, parse_study
 from kvik_lab.study.programs import PutError, put_levels
 from tests.lab.run.studies import SMALL
@@ -194,6 +199,71 @@ def test_hosts_that_cannot_be_used(node: str, load: str, said: str) -> None:
 
     with pytest.raises(LabError, match=said):
         read()
+
+
+@pytest.mark.parametrize(
+    ("roles", "said"),
+    [
+        ("load: {count: 3}", "run.roles.load: count is 3, and one is started"),
+        ("router: {count: 2}", "run.roles.router: count is 2, and one is started"),
+        ("router: {count: 0}", "run.roles.router: count is 0, and one is started"),
+        ("store: {count: 2}", "run.roles.store: count is 2, and one is started"),
+        ("load: {nodes: [x]}", "run.roles.load: no node 'x'; the nodes are local"),
+        ("store: {count: 0}, load: {count: 1}", None),
+    ],
+)
+def test_of_some_roles_there_is_one(roles: str, said: str | None) -> None:
+    """More are refused, as none would be started."""
+    study = parse_study(f"{SMALL}  roles: {{{roles}}}\n")
+    if said is None:
+        assert resolve(study, plan_slots(study))
+        return
+    with pytest.raises(LabError, match=said):
+        resolve(study, plan_slots(study))
+
+
+def test_the_load_is_on_the_first_of_its_nodes() -> None:
+    """As of every role; and what its programs are found by is a factor's, by whichever key it is said."""
+    spec = RunSpec.model_validate({"driver": "emulator", "roles": {"load": {"nodes": ["b", "a"]}}})
+    assert client_node(spec) == "b"
+    more = "  nodes: {slow: {python: /a/python}, fast: {python: /b/python}}\n"
+    more += '  roles: {decode: {nodes: ["{speed}"]}}\n'
+    text = SMALL[: SMALL.index("    sets:")] + SMALL[SMALL.index("  tokens:") :] + more
+    assert {"python", "kvik"} <= set(varied(parse_study(text)))
+
+
+def test_the_load_has_the_variables_of_its_role(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whichever program it is."""
+    made = Client(["sh", "-c", 'echo "$WHO $HOW"'], lambda said: cast(Seen, said.strip()), {"HOW": "so"})
+    monkeypatch.setattr(execute, "client", lambda *_: made)
+    spec = RunSpec.model_validate({"driver": "emulator", "roles": {"load": {"env": {"WHO": 5}}}})
+    run = SimpleNamespace(spec=spec, slot=SimpleNamespace(id="r1"))
+    graph = SimpleNamespace(dead=tuple)
+    nodes = {"local": LocalNode(sys.executable)}
+    up = SimpleNamespace(nodes=nodes, logs=tmp_path, system=None, name="s1", mark="m", graph=graph)
+    assert execute._load(cast(execute.Up, up), cast(Planned, run)) == "5 so"
+
+
+@pytest.mark.parametrize(
+    ("more", "tokens"),
+    [
+        ("turns: {turns: 3, new_tokens: 50}", 256 + 3 * 3 + 2 * 50),
+        ("turns: {turns: 3, new_tokens: 50}\n    endpoint: chat", 256 + 3 * 3 + 2 * (50 + TEMPLATE)),
+        ("arrival: {kind: trace, file: TRACE, scale_tokens: 0.5}", 1000 + 1),
+        ("arrival: {kind: trace, file: /nowhere}", 259),
+    ],
+    ids=["turns", "chat", "trace", "no trace"],
+)
+def test_engines_have_room_for_the_longest_of_a_load(tmp_path: Path, more: str, tokens: int) -> None:
+    """A conversation's last turn, and a trace's own lengths: emulated engines refuse what does not fit."""
+    trace = tmp_path / "trace.jsonl"
+    lines = [{"timestamp": at, "input_length": 500 * at, "output_length": 2} for at in range(1, 5)]
+    trace.write_text("\n".join(map(json.dumps, lines)))
+    text = f"{SMALL}    {more.replace('TRACE', str(trace))}\n"
+    if "chat" in more:
+        text = text.replace("output: 3}", "output: 3, by: {kind: bytes}}")
+    study = parse_study(text)
+    assert {start.most_tokens for start in resolve(study, plan_slots(study))} == {tokens}
 
 
 def test_what_is_not_said() -> None:

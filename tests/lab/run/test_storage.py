@@ -185,6 +185,8 @@ def test_the_ready_study() -> None:
         ("transport: local", "stated: {ttft_floor: 1}", "run.stated: hits and first tokens are of requests"),
         ("loads: 8", "loads: 0", "run.load: loads: Input should be greater than or equal to 1"),
         ("by: read", "by: rdma", "run.load: by: Input should be 'read' or 'mmap'"),
+        ("transport: local", "roles: {load: {node: x}}", "run.roles.load: no node 'x'; the nodes are local"),
+        ("transport: local", "roles: {load: {count: 2}}", "run.roles.load: one loader; write count: 1"),
         ("by: read", "requests: 4", "run.load: requests: Extra inputs are not permitted"),
     ],
 )

@@ -11,6 +11,8 @@ from kvik_lab.run.nodes import LEFT, LOCAL, RIGHT, client_node
 from kvik_lab.run.spec import ENGINES, Kind, RunSpec
 
 STORE_READY = "kvik store serves on "
+ONE: tuple[tuple[Kind, int], ...] = (("router", 1), ("store", 0), ("load", 1))
+"""Of what there is one at most, and at least."""
 
 Engine = Callable[[Setup, Kind, int, int, str | None], Part]
 """A driver's own: the kind, the number among its kind, the port, and the store's address."""
@@ -50,11 +52,15 @@ def check(spec: RunSpec) -> tuple[Kind, ...]:
             raise LabError(
                 "run.roles.unified: kvik's router goes before prefill and decode engines; write count: 1"
             )
+    for name, least in ONE:
+        role = spec.roles.get(name)
+        if role is not None and not least <= role.count <= 1:
+            raise LabError(f"run.roles.{name}: count is {role.count}, and one is started; write count: 1")
     if spec.link is not None and spec.mode == "unified":
         raise LabError("run.link: one engine needs no link; let the factor that has several engines set it")
     check_nodes(spec)
-    client = spec.roles.get("load")
-    if client is not None and client.node in spec.nodes and spec.nodes[client.node].executor != "local":
+    client = spec.nodes.get(client_node(spec))
+    if client is not None and client.executor != "local":
         raise LabError("run.roles.load: the client runs where its result can be read; give it a local node")
     return kinds
 

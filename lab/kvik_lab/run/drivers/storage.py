@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 from kvik.roles.node import Node
 from kvik_lab.errors import LabError
+from kvik_lab.run.drivers.serving import check_nodes
 from kvik_lab.run.drivers.system import Setup, System
 from kvik_lab.run.spec import RunSpec
 
@@ -34,6 +35,9 @@ class Storage:
             raise LabError("run.storage: nothing is mounted without a type; write type: nfs4, or another")
         if storage.type != "none" and not storage.source:
             raise LabError("run.storage.source: nothing to mount; write it as mount(8) takes it")
+        if spec.role("load").count != 1:
+            raise LabError("run.roles.load: one loader; write count: 1")
+        check_nodes(spec)
 
     def system(self, setup: Setup) -> System:
         """Nothing that runs."""
