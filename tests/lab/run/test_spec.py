@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from kvik.roles.node import LocalNode, Node
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError
 from kvik_lab.load.spec import LoadSpec, UntilSteady
-from kvik_lab.run import execute
+from kvik_lab.run import execute, told
 from kvik_lab.run.build import TEMPLATE, Planned, resolve, servers, setup, stated, varied
 from kvik_lab.run.clients import Client, Seen
 from kvik_lab.run.drivers import DRIVERS
@@ -230,6 +231,13 @@ def test_the_load_is_on_the_first_of_its_nodes() -> None:
     more += '  roles: {decode: {nodes: ["{speed}"]}}\n'
     text = SMALL[: SMALL.index("    sets:")] + SMALL[SMALL.index("  tokens:") :] + more
     assert {"python", "kvik"} <= set(varied(parse_study(text)))
+
+
+def test_where_kvik_is_not_no_engine_is_one_of_its() -> None:
+    """A host of other engines is no host that is lost."""
+    command = [sys.executable, "-I", "-S", told.__file__, "mark"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "{}\n"), done.stderr
 
 
 def test_the_load_has_the_variables_of_its_role(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
