@@ -60,10 +60,9 @@ class Design:
 
 @dataclass(frozen=True)
 class Warmup:
-    """Requests before those that count: of the measured shape or short, `least` of them, or until `metric`
-    has kept a level for so many, and `most` at most."""
+    """Requests before those that count: `least` of them, or until `metric` has kept a level for so many, and
+    `most` at most."""
 
-    same_shape: bool = True
     until_steady: bool = False
     least: int = 10
     most: int = 60

@@ -184,4 +184,4 @@ def check_warmup(spec: WarmupSpec, draft: Draft, measured: str | None, *, runs: 
         text = "warm-up requests that are run have the shape of the measured ones"
         draft.wrong(("warmup", "shape"), text, "write shape: same")
     metric = measured if measured is not None and measured in PER_REQUEST else "ttft"
-    return Warmup(spec.shape == "same", steady, spec.min, spec.max, metric)
+    return Warmup(steady, spec.min, spec.max, metric)

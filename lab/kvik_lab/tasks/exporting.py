@@ -30,7 +30,7 @@ from kvik_lab.study.layers import Pattern
 from kvik_lab.study.model import Study
 from kvik_lab.study.problems import MistakeError, Path, StudyError, did_you_mean
 from kvik_lab.study.schema import mistake
-from kvik_lab.tasks.form import VARIABLE, Task, TaskFile, TaskSpec, check_tasks, write_task_file
+from kvik_lab.tasks.form import VARIABLE, TaskFile, TaskSpec, check_tasks, tasks_of, write_task_file
 from kvik_lab.tasks.jsonmap import read_json
 
 DEFAULT_TEMPLATE = FilePath(__file__).parent / "templates" / "prefill-decode.json"
@@ -183,9 +183,7 @@ def _fill(spec: TemplateFileSpec, pattern: Pattern, study: Study) -> tuple[FileP
     known["model"] = _card(str(known["model"]))
     variables = {name: _filled(value, known) for name, value in spec.variables.items()}
     inside = TaskFile("", "", {**variables, "ID": pattern.id}, ())
-    tasks = tuple(
-        Task(one.id, one.name, tuple(one.commands), one.description or "", one.skip_if) for one in spec.tasks
-    )
+    tasks = tasks_of(spec.tasks)
     if any("{{ID}}" in text for one in tasks for text in (*one.commands, one.skip_if or "")):
         variables.setdefault("ID", pattern.id)
     file = TaskFile(inside.expand(spec.name), inside.expand(spec.description or ""), variables, tasks)

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Annotated, Any
@@ -18,6 +18,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, PlainValidator
 
 from kvik_lab.errors import LabError
+from kvik_lab.records import write_whole
 from kvik_lab.records.schema import Section, Text
 from kvik_lab.study.draft import Draft
 from kvik_lab.study.problems import Path, StudyError, did_you_mean
@@ -126,24 +127,21 @@ def parse_task_file(text: str, *, file: str = "tasks") -> TaskFile:
     problems = draft.unspoilt(mapped.problems)
     if problems or spec is None:
         raise StudyError(file, problems)
-    return from_spec(spec)
+    return TaskFile(spec.name, spec.description or "", dict(spec.variables), tasks_of(spec.tasks))
 
 
-def from_spec(spec: TaskFileSpec) -> TaskFile:
-    """The task file that a form describes."""
-    tasks = (
-        Task(one.id, one.name, tuple(one.commands), one.description or "", one.skip_if) for one in spec.tasks
+def tasks_of(specs: Sequence[TaskSpec]) -> tuple[Task, ...]:
+    """The tasks that a form describes."""
+    return tuple(
+        Task(one.id, one.name, tuple(one.commands), one.description or "", one.skip_if) for one in specs
     )
-    return TaskFile(spec.name, spec.description or "", dict(spec.variables), tuple(tasks))
 
 
 def write_task_file(file: TaskFile, path: str | os.PathLike[str]) -> None:
     """Write a task file as JSON, in one step: a reader sees the old one or the new one."""
     place = FilePath(path)
     place.parent.mkdir(parents=True, exist_ok=True)
-    beside = place.with_name(f".{place.name}.{os.getpid()}")
-    beside.write_text(json.dumps(_plain(file), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    beside.replace(place)
+    write_whole(place, json.dumps(_plain(file), indent=2, ensure_ascii=False) + "\n")
 
 
 def _plain(file: TaskFile) -> dict[str, Any]:
