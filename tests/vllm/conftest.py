@@ -8,7 +8,8 @@ is imported already (`fork_parent`), since imports are nine tenths of a start.
 import contextlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,16 @@ SPECS = {
 }
 TRUST: list[str] = []  # the table of test_trust
 Reference = Callable[[list[int], int], list[int]]
+
+
+@contextlib.contextmanager
+def expected(
+    reference: Reference, prompts: Sequence[list[int]], tokens: int
+) -> Iterator[list[Future[list[int]]]]:
+    """The answers of the engine alone, one prompt at a time, while the block has a pair answer: it has not
+    to wait for them afterwards."""
+    with ThreadPoolExecutor(1) as pool:
+        yield [pool.submit(reference, prompt, tokens) for prompt in prompts]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

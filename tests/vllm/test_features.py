@@ -12,7 +12,7 @@ from kvik.demo import client
 from kvik.demo.engines import MODEL
 from kvik.roles.processes import HttpServer
 from tests.vllm.adapter import ADAPTED
-from tests.vllm.conftest import Reference
+from tests.vllm.conftest import Reference, expected
 from tests.vllm.pairs import BLOCK_BYTES, PREEMPTIONS, Pair, blocks_of, prompt_of, wait_used
 
 TOKENS = 16
@@ -106,10 +106,10 @@ def test_preempted(pair: Pair, reference: Reference) -> None:
     """
     prompts = [prompt_of(600 + i, seed=73) for i in range(8)]
     before = client.metrics(pair.decode.url)[PREEMPTIONS]
-    with ThreadPoolExecutor(len(prompts)) as pool:
+    with ThreadPoolExecutor(len(prompts)) as pool, expected(reference, prompts, 300) as right:
         params = list(pool.map(pair.prefill_by_hand, prompts))
         answers = list(pool.map(partial(pair.decode_by_hand, tokens=300), prompts, params))
-    assert client.metrics(pair.decode.url)[PREEMPTIONS] > before, "nothing was preempted"
-    assert answers == [reference(prompt, 300) for prompt in prompts]
+        assert client.metrics(pair.decode.url)[PREEMPTIONS] > before, "nothing was preempted"
+        assert answers == [one.result() for one in right]
     for engine in pair.engines():
         wait_used(engine, 0.0, within=20.0)

@@ -11,7 +11,7 @@ import pytest
 
 from kvik.demo import client
 from kvik.demo.checkpoint import KV_BYTES_PER_TOKEN
-from tests.vllm.conftest import Reference
+from tests.vllm.conftest import Reference, expected
 from tests.vllm.leaving import ask_and_leave
 from tests.vllm.pairs import (
     BLOCK_BYTES,
@@ -61,11 +61,11 @@ def check(pair: Pair, reference: Reference, seed: int, at_once: int) -> None:
     learn(pair)
     prompts = [prompt_of(length, seed) for length in LENGTHS]
     computed, before = pair.decode_computed(), streamed(pair)
-    with ThreadPoolExecutor(at_once) as pool:
+    with ThreadPoolExecutor(at_once) as pool, expected(reference, prompts, TOKENS) as right:
         ask = lambda prompt: client.complete(pair.router.url, prompt, TOKENS).tokens  # noqa: E731
         answers = list(pool.map(ask, prompts))
-    for length, prompt, answer in zip(LENGTHS, prompts, answers, strict=True):
-        assert answer == reference(prompt, TOKENS), f"{length} tokens: other tokens"
+        for length, answer, one in zip(LENGTHS, answers, right, strict=True):
+            assert answer == one.result(), f"{length} tokens: other tokens"
     assert wait_for(lambda: open_streams(pair), lambda number: number == 0, SLACK) == 0
     assert streamed(pair) - before == len(LENGTHS)
     ranks = max(pair.spec.ranks)  # a read each of every prefill rank, or by every decode rank
