@@ -21,7 +21,7 @@ def main(mark: str) -> int:
     found: dict[str, dict[str, str]] = {}
     try:
         from kvik.stat import engines
-    except ImportError:
+    except ModuleNotFoundError:
         print(json.dumps(found))
         return 0
     for name in engines.names():

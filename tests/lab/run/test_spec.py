@@ -249,7 +249,8 @@ def test_the_load_has_the_variables_of_its_role(monkeypatch: pytest.MonkeyPatch,
     graph = SimpleNamespace(dead=tuple)
     nodes = {"local": LocalNode(sys.executable)}
     up = SimpleNamespace(nodes=nodes, logs=tmp_path, system=None, name="s1", mark="m", graph=graph)
-    assert execute._load(cast(execute.Up, up), cast(Planned, run)) == "5 so"
+    said: object = execute._load(cast(execute.Up, up), cast(Planned, run))
+    assert said == "5 so"
 
 
 @pytest.mark.parametrize(
