@@ -61,6 +61,105 @@ def test_what_lies_beside_a_folder_that_is_named_for_cargo_is_no_start_for_it(
     assert not (tmp_path / "my-target").exists()
 
 
+# What cargo makes: of third parties, and of kvik's crates and their tests.
+THIRD_PARTIES = (
+    ".rustc_info.json",
+    "CACHEDIR.TAG",
+    "debug/.fingerprint/libc-1a/lib-libc",
+    "debug/build/ring-2b/build-script-build",
+    "debug/build/ring-2b/out/deps/table",
+    "debug/build/ring-2b/out/doc/page",
+    "debug/deps/liblibc-1a.rlib",
+    "wheel/release/.fingerprint/pyo3-3c/lib-pyo3",
+    "wheel/release/deps/libpyo3-3c.rmeta",
+)
+OWN = (
+    "debug/.fingerprint/kvik-store-4d/test-integration-test-log",
+    "debug/deps/libkvik_store-4d.rlib",
+    "debug/deps/log-5e",
+    "debug/examples/transfer",
+    "debug/incremental/log-6f/s/query-cache.bin",
+    "doc/kvik_core/index.html",
+    "wheel/release/deps/libkvik_store-4d.rlib",
+)
+BYTES = 100 << 10
+
+
+def built(target: Path, used: int = 0) -> None:
+    """A checkout's part of the cache, used so many seconds ago."""
+    for name in (*THIRD_PARTIES, *OWN):
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        (target / name).write_bytes(b"x" * BYTES)
+        os.utime(target / name, (1e9, 1e9))
+    last = time.time() - used
+    os.utime(target, (last, last))
+
+
+def files(target: Path) -> set[str]:
+    return {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, context: stage.Context) -> Path:
+    """The cache of built crates, with room for the third-party crates of one checkout and a half."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CARGO_TARGET_DIR", raising=False)
+    monkeypatch.setattr(context, "capture", lambda _argv: "rustc 1")
+    monkeypatch.setattr(rust, "_held", [])
+    monkeypatch.setattr(rust, "CACHE_LIMIT", BYTES * len(THIRD_PARTIES) * 3 // 2)
+    return rust.target_dir(context).parent
+
+
+def test_a_cache_that_is_too_big_keeps_the_third_party_crates_of_this_checkout(
+    cache: Path, context: stage.Context
+) -> None:
+    """They take longest: without them the next run would be one from nothing."""
+    own = rust.target_dir(context)
+    built(own, used=60)
+    built(cache / "1-1", used=30)
+    rust.hold_cache(context)
+    rust._held.pop().close()
+    assert list(cache.iterdir()) == [own]
+    assert files(own) == set(THIRD_PARTIES)
+    assert {(own / name).stat().st_mtime for name in THIRD_PARTIES} == {1e9}, "cargo judges by times"
+
+
+def test_a_cache_that_is_still_too_big_is_emptied(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, context: stage.Context
+) -> None:
+    monkeypatch.setattr(rust, "CACHE_LIMIT", BYTES)
+    built(rust.target_dir(context))
+    rust.hold_cache(context)
+    rust._held.pop().close()
+    assert not list(cache.iterdir())
+
+
+def test_of_other_checkouts_goes_first_what_was_used_longest_ago(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, context: stage.Context
+) -> None:
+    monkeypatch.setattr(rust, "CACHE_LIMIT", BYTES * len((*THIRD_PARTIES, *OWN)) * 5 // 2)
+    own = rust.target_dir(context)
+    for name, used in (("1-1", 30), ("1-2", 90), (own.name, 120)):
+        built(cache / name, used)
+    rust.hold_cache(context)
+    rust._held.pop().close()
+    assert set(cache.iterdir()) == {own, cache / "1-1"}
+    assert files(own) == {*THIRD_PARTIES, *OWN}
+    assert own.stat().st_mtime > (cache / "1-1").stat().st_mtime, "it is used now"
+
+
+def test_a_new_checkout_begins_with_the_third_party_crates_of_another(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, context: stage.Context
+) -> None:
+    monkeypatch.setattr(rust, "CACHE_LIMIT", BYTES * 99)
+    own = rust.target_dir(context)
+    built(cache / f"{own.name.partition('-')[0]}-1")
+    rust.hold_cache(context)
+    rust._held.pop().close()
+    assert files(own) == set(THIRD_PARTIES)
+    assert {(own / name).stat().st_mtime for name in THIRD_PARTIES} == {1e9}, "cargo judges by times"
+
+
 def test_a_cache_that_is_no_absolute_path_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/x")
     for given, wanted in (("", "/home/x/.cache"), ("here", "/home/x/.cache"), ("/there", "/there")):
