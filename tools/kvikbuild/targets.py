@@ -66,18 +66,21 @@ def rust(context: Context, small: bool = False) -> None:
         context.run(["cargo", "test", "--locked", *quick.RUST], {**env, **schedules})
         return
     tests = ["cargo", "test", "--locked", "--workspace"]
-    context.run([*tests, "--no-run"], env)
+    context.run([*tests, "--tests", "--no-run"], env)
+    # Of all crates at once: cargo would build them again, with the features of one package alone. The other
+    # examples are tools that nothing here runs: `lint` checks them, and code of each takes ten seconds.
+    context.run(["cargo", "build", "--locked", "--workspace", "--example", "transfer"], env)
     # The simulator computes for minutes and waits for nothing, and the other tests mostly wait: beside them
     # it takes what they leave, and two of them for each processor still leave it most. Their own run of it
     # is one schedule.
     sim = {"KVIK_SCHEDULES": os.environ.get("KVIK_SCHEDULES", quick.ALL_SCHEDULES)}
     waiting = {"KVIK_SCHEDULES": "1", "RUST_TEST_THREADS": str(2 * (os.cpu_count() or 1))}
     with beside("rust-sim", [*tests, "--test", "sim", "--", "--nocapture"], env | sim, context.deadline):
-        context.run(tests, env | waiting)
+        context.run([*tests, "--tests"], env | waiting)
+        context.run([*tests, "--doc"], env | waiting)
         # In place of the protocol's own locks are loom's. With this package alone, two dozen crates below it
         # would be built again, with other features.
         context.run([*tests, "--features", "kvik-proto/loom", "--test", "threads"], env)
-    # Built with the tests. Cargo would build all crates again, with the features of one package alone.
     context.run([target_dir(context) / "debug" / "examples" / "transfer"], env)
 
 
