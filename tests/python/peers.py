@@ -24,7 +24,7 @@ import numpy.typing as npt
 import kvik
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT = 20.0  # seconds for anything that should take a moment
+LIMIT = 60.0  # seconds for anything that should take a moment
 
 Bytes = npt.NDArray[np.uint8]
 Start = tuple[str, dict[str, str]]

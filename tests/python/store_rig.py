@@ -75,7 +75,7 @@ class Served:
         self._gone()
 
     def _gone(self) -> None:
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
         assert self.process.stdout is not None
         self.process.stdout.close()
 
