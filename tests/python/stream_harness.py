@@ -61,6 +61,7 @@ class Prefill:
 
     def __post_init__(self) -> None:
         self.pool = Pool(len(self.side.ranks[0].memory[0]))
+        self.offered: set[int] = set()
         self.side.scheduler.held.bind(self.pool)
 
     def template(self, tokens: list[int], blocks: list[int]) -> dict[str, Any]:
@@ -72,7 +73,12 @@ class Prefill:
         held, params = self.side.scheduler.request_finished(done, (blocks,))
         assert held
         assert params is not None
+        self.offered.update(blocks)
         return dict(json.loads(json.dumps(params))["kvik"]["stream"])
+
+    def streams(self) -> set[int]:
+        """The KV blocks in use but for the offer of a template, which is parked after two seconds."""
+        return self.pool.used() - self.offered
 
     def begin(
         self, tokens: list[int], blocks: list[int], template: dict[str, Any], *, local: int = 0,
