@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import kvik
+from tests.busy import Watch
 from tests.python.store_rig import NAMESPACE, Bytes
 
 DEADLINE = 6.0
@@ -81,12 +82,8 @@ class Client:
             self.engine, servers, NAMESPACE, self.layout, copies=copies, deadline=LIMIT
         )
         self.calls: list[Call] = []
+        self.longest = 0.0  # seconds of the longest call, without those that the machine stood still
         self.wrong = 0
-
-    @property
-    def longest(self) -> float:
-        """Seconds of the longest call."""
-        return max((call.seconds for call in self.calls), default=0.0)
 
     def keys(self, prompt: int) -> bytes:
         return self.store.keys(self.workload.of(prompt))
@@ -99,10 +96,11 @@ class Client:
     def put(self, prompt: int) -> kvik.Stored:
         keys = self.keys(prompt)
         self.bytes[:] = self.content(keys)
-        began = time.monotonic()
+        began, watch = time.monotonic(), Watch()
         stored = self.store.put(
             keys, self.region.pages(self.layout, range(len(self.bytes))), deadline=DEADLINE
         ).wait()
+        self.longest = max(self.longest, watch.seconds())
         self.calls.append(Call("put", began, time.monotonic(), len(self.bytes), stored.stored + stored.known))
         return stored
 
@@ -113,10 +111,11 @@ class Client:
         self.bytes[:] = 0xEE
         for first, end in zip([0, *sorted(cuts)], [*sorted(cuts), blocks], strict=True):
             pages = self.region.pages(self.layout, range(first, end))
-            began = time.monotonic()
+            began, watch = time.monotonic(), Watch()
             got = self.store.get(
                 keys[32 * first : 32 * end], pages, before=keys[: 32 * first], deadline=DEADLINE
             ).wait()
+            self.longest = max(self.longest, watch.seconds())
             self.calls.append(Call("get", began, time.monotonic(), end - first, got))
             there += got
             if there < end:
