@@ -25,6 +25,7 @@ from tests.python.peers import stop
 from tests.python.store_load import becomes
 from tests.python.store_rig import NAMESPACE, Rig, Served
 
+pytestmark = pytest.mark.timeout(300)  # several waits of up to LIMIT each
 LIMIT = 60.0
 """For what a test waits for: a lease takes ten seconds to end, and more on a busy machine."""
 
@@ -80,9 +81,17 @@ def _post(etcd: Etcd, context: ssl.SSLContext, path: str, request: object, token
 
 
 def _asked(etcd: Etcd, path: str, request: object) -> Any:
+    """Ask an etcd that may still be starting, for it is not waited for; its answer."""
+    until = time.monotonic() + LIMIT
     asked = urllib.request.Request(f"http://{etcd.address}/v3/{path}", json.dumps(request).encode())
-    with urllib.request.urlopen(asked, timeout=LIMIT) as answer:  # noqa: S310 - http
-        return json.load(answer)
+    while True:
+        try:
+            with urllib.request.urlopen(asked, timeout=LIMIT) as answer:  # noqa: S310 - http
+                return json.load(answer)
+        except urllib.error.URLError as error:
+            if not isinstance(error.reason, ConnectionRefusedError) or time.monotonic() > until:
+                raise
+            time.sleep(0.05)  # it does not say when it listens
 
 
 def _key(name: str) -> dict[str, str]:
