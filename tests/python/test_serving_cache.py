@@ -20,7 +20,7 @@ from kvik.serving_cache.plan import CacheLoad, CachePlan, Lookup
 from kvik.serving_cache.tiers import Loaded, Stop, Tiers
 from kvik.serving_cache.worker import LOOKERS, CacheRank
 
-LIMIT = 20.0  # seconds for a busy machine
+LIMIT = 60.0  # seconds for a busy machine
 
 
 class Still:
