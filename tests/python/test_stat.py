@@ -25,6 +25,12 @@ from kvik.stat.snapshot import Snapshot, rates
 from tests.python.peers import LIMIT, Peer, Pipe, empty, engines, owned, stop
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that runs has longer to answer than a user waits: it may get no processor for seconds."""
+    monkeypatch.setattr(found, "ANSWER_SECONDS", 30.0)
+
+
 def ask(*arguments: str, status: int = 0) -> str:
     """What the command prints; where it fails, with what it says of that.
 
@@ -170,31 +176,34 @@ def test_metrics_of_several_engines_make_one_exposition() -> None:
 
 
 def hold_the_gil(pipe: Pipe) -> None:
-    """A peer whose Python does nothing for a while, and lets nobody else do anything either."""
+    """A peer whose Python does nothing until it is told to, and lets nobody else do anything either."""
     with kvik.Engine(name="held") as engine:
         pipe.say(id=engine.id)
-        seconds = int(pipe.hear()["seconds"])
+        pipe.hear()
         pipe.say(held=True)
-        ctypes.PyDLL(None).sleep(seconds)  # Unlike CDLL, it keeps the GIL.
+        ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)  # Unlike CDLL, it keeps the GIL.
         pipe.say(held=False)
 
 
 def test_an_engine_answers_while_its_program_holds_the_gil() -> None:
     with Peer(hold_the_gil) as peer:
         engine = peer.hear()["id"]
-        assert peer.ask(seconds=6) == {"held": True}
+        assert peer.ask(hold=True) == {"held": True}
         about, text = found.snapshot(engine)
         # The program has said nothing since, so it was held all the time.
         assert peer.process.stdout is not None
         assert not select.select([peer.process.stdout], [], [], 0)[0]
         assert about.pid == peer.pid
         assert "kvik_grants_live 0" in text
+        peer.say(go=True)
+        assert peer.hear() == {"held": False}
 
 
-def test_a_stopped_program_is_said_to_be_silent() -> None:
+def test_a_stopped_program_is_said_to_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     with Peer(waiting, name="stopped") as peer:
         engine = peer.hear()["id"]
         stop(peer.pid)
+        monkeypatch.setattr(found, "ANSWER_SECONDS", 3.0)
         begun = time.monotonic()
         with pytest.raises(StatError, match=r"does not answer: no answer within 3 s.*stopped"):
             found.snapshot(engine)
@@ -205,6 +214,7 @@ def test_a_stopped_program_is_said_to_be_silent() -> None:
             assert engine[:8] in done.stderr
             assert "runs in this network namespace" not in done.stdout
         os.kill(peer.pid, signal.SIGCONT)
+        monkeypatch.setattr(found, "ANSWER_SECONDS", 30.0)
         assert found.snapshot(engine)[0].name == "stopped"
 
 
