@@ -26,8 +26,8 @@ from kvik.roles.processes import Fleet, HttpServer
 from kvik.shapes import ModelShape
 from tests.python.peers import thread_states
 
-START_LIMIT = 60.0
-LIMIT = 30.0  # seconds that something which should take a moment may take on a busy machine
+START_LIMIT = 120.0
+LIMIT = 60.0  # seconds that something which should take a moment may take on a busy machine
 EXPIRY = 12.0
 COMPUTED = 'vllm:prompt_tokens_by_source_total{source="local_compute"}'
 USAGE = "vllm:kv_cache_usage_perc"
@@ -46,6 +46,7 @@ class Spec:
     role: str = "both"
     options: tuple[str, ...] = ()
     report: Path | None = None
+    expiry: float = EXPIRY
 
     def start(self, port: int, logs: Path) -> HttpServer:
         """Start it; it is up once `wait_ready` returns."""
@@ -63,7 +64,7 @@ class Spec:
         command += ["--kv-memory", "16MiB"]
         if self.report is not None:
             command += ["--report-file", str(self.report)]
-        env = {"KVIK_CONNECTOR_EXPIRY": str(EXPIRY)}
+        env = {"KVIK_CONNECTOR_EXPIRY": str(self.expiry)}
         return HttpServer(self.name, [*command, *self.options], port, logs / f"{self.name}.log", env)
 
 

@@ -85,7 +85,7 @@ def _hand_over(
     assert tokens_of(decode, prompt, TOKENS, kv_transfer_params=params, **more) == truth
     assert servers.metric(decode, servers.COMPUTED) - computed == 1, decode.tail()
     mine, theirs = (len(shape.heads_of_rank(tp, 0)) for tp in (case.decode[0], case.prefill[0]))
-    loads = reports.wait(case.decode[0] * max(1, mine // theirs))
+    loads = reports.wait(case.decode[0] * max(1, mine // theirs), servers.LIMIT)
     assert {load.outcome for load in loads} == {"loaded"}
     return loads
 
