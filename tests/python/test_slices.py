@@ -229,12 +229,13 @@ def test_extents_are_as_few_as_the_memory_allows() -> None:
     assert ratios["16 to 32 tokens", "scattered", "local"] == 1
 
 
-def reader_that_stays(pipe: Pipe, *, ticket: str, transport: str) -> None:
-    """A reader of two that has read and not confirmed, until it is killed."""
+def reader_that_stays(pipe: Pipe, *, transport: str) -> None:
+    """A reader of two that has read by the ticket that it is told, and not confirmed, until it is killed."""
     with kvik.Engine() as engine:
         rank = Rank(engine, 16, range(2, 4), list(range(7)))
         owner = Rank(engine, 16, range(4), list(range(7)))
-        rank.read(owner, ticket, readers=2, confirm=False, transport=transport)
+        pipe.say(up=True)
+        rank.read(owner, pipe.hear()["ticket"], readers=2, confirm=False, transport=transport)
         pipe.say(read=True)
         pipe.hear()
 
@@ -245,9 +246,10 @@ def test_a_grant_whose_second_reader_was_killed_ends_by_its_expiry(transport: Tr
         owner = Rank(start(), 16, range(4), list(range(7)))
         reader = Rank(start(), 16, range(2), list(range(7)))
         owner.compute(np.full((LAYERS, TOKENS, 4, CONTENT), 7, np.uint8))
-        grant = owner.grant(expiry=6.0)
-        with Peer(reader_that_stays, ticket=str(grant.ticket), transport=transport) as other:
-            assert other.hear()["read"]
+        with Peer(reader_that_stays, transport=transport) as other:
+            assert other.hear()["up"]  # what a start takes is none of the grant's time
+            grant = owner.grant(expiry=6.0)
+            assert other.ask(ticket=str(grant.ticket))["read"]
             other.process.kill()
             other.end()
         reader.read(owner, grant.ticket, readers=2, transport=transport)
