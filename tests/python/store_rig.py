@@ -113,7 +113,8 @@ class Rig:
         if address is None:
             self.store = kvik.Store.embedded(engine, NAMESPACE, self.layout, memory=memory, log=log)
         else:
-            self.store = kvik.Store.connect(engine, address, NAMESPACE, self.layout)
+            # A server that gets no processor has longer than the five seconds of users.
+            self.store = kvik.Store.connect(engine, address, NAMESPACE, self.layout, deadline=60.0)
 
     def pages(self, ids: range) -> kvik.PageSet:
         return self.region.pages(self.layout, ids)
