@@ -19,7 +19,7 @@ use std::time::Duration;
 /// Names the devices' folder: set in the processes that use the stand-in.
 pub const FOLDER: &str = "KVIK_STANDIN_DIR";
 /// The daemon's answer to a command, and its end, take no longer.
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// The library that a stand-in takes the place of.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

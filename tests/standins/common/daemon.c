@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 /* A daemon that nobody ever used ends after so long. */
-enum { FIRST_USER_SECONDS = 10, MAX_TESTS = 64, LINE = 1024 };
+enum { FIRST_USER_SECONDS = 120, MAX_TESTS = 64, LINE = 1024 };
 
 /* What an event is of: the place of a client or a test is added. */
 enum {

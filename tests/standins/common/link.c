@@ -18,7 +18,7 @@
 extern char **environ;
 
 /* Attempts to reach the daemon, 5 ms apart: it may just be starting, or ending. */
-enum { ATTEMPTS = 1000 };
+enum { ATTEMPTS = 12000 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static int connection = -1;
