@@ -10,7 +10,7 @@ import pytest
 from tests.rdma.programs import CHECKS, ROOT, passed
 from tests.rdma.programs import test_program as build_program
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(900)
 LIMIT = 300.0  # seconds of a command
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 BETWEEN = "---"
 LISTEN = "0A"  # the state, in the kernel's list of sockets
-START_LIMIT = 30.0  # seconds until the server listens
+START_LIMIT = 120.0  # seconds until the server listens
 LIMIT = 600.0  # seconds; the job's own limit ends it before
 
 

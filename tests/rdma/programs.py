@@ -35,7 +35,7 @@ def test_program(name: str) -> Path:
 
 
 def cargo_test(
-    program: Path, *arguments: str, limit: float = 60.0, env: Mapping[str, str] | None = None
+    program: Path, *arguments: str, limit: float = 240.0, env: Mapping[str, str] | None = None
 ) -> Job:
     """A job that runs a test program of cargo's, with arguments as behind `cargo test ... --`.
 
@@ -50,7 +50,7 @@ def passed(output: str) -> int:
     return int(line.split()[3])
 
 
-def python(name: str, *arguments: object, limit: float = 60.0, env: Mapping[str, str] | None = None) -> Job:
+def python(name: str, *arguments: object, limit: float = 240.0, env: Mapping[str, str] | None = None) -> Job:
     """A job that runs Python with kvik and the tests' packages, from the checkout's root."""
     return Job(name, [PYTHON, *arguments], limit, env or {}, cwd=ROOT)
 
@@ -59,7 +59,7 @@ def two(
     name: str,
     server: Sequence[object],
     client: Sequence[object],
-    limit: float = 120.0,
+    limit: float = 300.0,
     port: int = PORT,
 ) -> Job:
     """A job of two processes: the client starts when the server listens on the port. Both have to succeed."""

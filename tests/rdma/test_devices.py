@@ -10,7 +10,7 @@ from tests.rdma.guest import Guest, Job
 from tests.rdma.perftest import Bandwidth, PingPong, bandwidths, ping_pongs
 from tests.rdma.programs import two
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [64 * KIB, MIB, *([4 * KIB, 8 * MIB] if FULL else [])]
 MOVED = (64 if FULL else 2) * MIB  # in a test of bandwidth

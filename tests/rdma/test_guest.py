@@ -18,7 +18,7 @@ from tests.rdma.initramfs import Kernel
 from tests.rdma.programs import ROOT
 from tests.rdma.shown import lines
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def test_what_a_job_gets_and_gives(guest: Guest) -> None:
@@ -81,18 +81,18 @@ def test_a_job_ends_by_its_limit_with_all_that_it_started(guest: Guest) -> None:
     start = "setsid sleep $LONG & "
     # Below the job's own list of processes lies that of the whole guest.
     look = "umount /proc; grep -l '[9]8765' /proc/[0-9]*/cmdline || true"
-    seen, late, left = guest.run_all(
-        [
-            Job("seen", ["sh", "-c", start + look], env=env),
-            Job("late", ["sh", "-c", f"{start} echo begun; sleep 1000"], limit=3, env=env),
-            Job("left", ["sh", "-c", look]),
-        ]
-    )
+    seen = guest.run(Job("seen", ["sh", "-c", start + look], env=env))
+    # A guest that stood still for the limit has ended what had not begun yet.
+    for limit in (3, 30, 120):
+        late = guest.run(Job("late", ["sh", "-c", f"{start} echo begun; sleep 1000"], limit=limit, env=env))
+        if late.output:
+            break
+    left = guest.run(Job("left", ["sh", "-c", look]))
     assert "/cmdline" in seen.checked()
     assert seen.seconds < seen.job.limit
     assert late.timed_out
     assert late.output.startswith("begun\n")
-    with pytest.raises(AssertionError, match="was ended after 3 s"):
+    with pytest.raises(AssertionError, match=f"was ended after {limit} s"):
         late.checked()
     assert left.checked() == ""
 
@@ -117,7 +117,7 @@ def test_the_emulator_ends_with_whoever_started_it(kernel: Kernel) -> None:
         finally:
             starter.kill()
         try:
-            ended, _, _ = select.select([handle], [], [], 30)
+            ended, _, _ = select.select([handle], [], [], 60)
             assert ended, f"process {emulator} runs on"
         finally:
             with contextlib.suppress(ProcessLookupError):

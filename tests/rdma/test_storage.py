@@ -13,7 +13,7 @@ from tests.rdma.guest import Guest
 from tests.rdma.initramfs import Kernel
 from tests.rdma.storage import READY, here, run_study
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(1200)
 MIB = 1 << 20
 SIZE = 8  # MiB
 # Of the ready study, what makes it short: two arms, each mounted once.
