@@ -25,8 +25,8 @@ PATIENT = " ".join(
     f'{name}() {{ local status=0; command {name} "$@" || status=$?; cat > /dev/null; return $status; }};'
     for name in ("head", "grep")
 )
-LIMIT = 90.0  # seconds for one block
-END_LIMIT = 10.0
+LIMIT = 240.0  # seconds for one block
+END_LIMIT = 20.0
 
 
 class BlockError(Exception):

@@ -10,6 +10,8 @@ from tests.docs.commands import command_lines
 from tests.docs.pages import ROOT, PageError, read
 from tests.docs.stage import BlockError, stage
 
+pytestmark = pytest.mark.timeout(600)
+
 
 def has_ended(process: int) -> bool:
     """Whether it is gone, or ends at once: one that was killed closes its files a moment before its end."""
@@ -18,7 +20,7 @@ def has_ended(process: int) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([handle], [], [], 5)[0])
+        return bool(select.select([handle], [], [], 60)[0])
     finally:
         os.close(handle)
 
