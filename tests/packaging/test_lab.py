@@ -10,7 +10,7 @@ import pytest
 from tests.packaging.commands import run
 from tests.packaging.conftest import metadata_of
 
-pytestmark = [pytest.mark.packaging, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(1200)]
 
 
 def test_name_and_content(wheel: Path, lab_wheel: Path) -> None:
@@ -36,7 +36,7 @@ def test_without_the_lab(empty_env: Path, tmp_path: Path) -> None:
     assert remedy in " ".join(run(empty_env / "kvik", "--help", cwd=tmp_path).split())
     for words in (["lab"], ["lab", "--help"], ["lab", "fit", "data.csv", "--predict", "4GiB"]):
         argv = [str(empty_env / "kvik"), *words]
-        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == 1
         assert "kvik-lab, which is not installed" in done.stderr
         assert remedy in done.stderr

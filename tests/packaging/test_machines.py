@@ -13,7 +13,7 @@ import pytest
 
 from tests.packaging.commands import ROOT, run
 
-pytestmark = [pytest.mark.packaging, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(1200)]
 
 FABRIC, VERBS, CUDA = "libfabric", "libibverbs", "libcuda"
 SONAMES = {FABRIC: "libfabric.so.1", VERBS: "libibverbs.so.1", CUDA: "libcuda.so.1"}

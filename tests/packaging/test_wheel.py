@@ -12,7 +12,7 @@ from tests.packaging.commands import ROOT, run
 
 LIMIT = 15_000_000  # bytes
 ALLOWED = re.compile(r"(libc|libm|libdl|libpthread|librt|libgcc_s|ld-linux-x86-64)\.so\.\d+")
-pytestmark = [pytest.mark.packaging, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.packaging, pytest.mark.timeout(1200)]
 
 
 @pytest.fixture(scope="module")
