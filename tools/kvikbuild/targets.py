@@ -273,16 +273,16 @@ STAGES = {
         Stage("rust", rust, limit=2400),
         Stage("rust-quick", partial(rust, small=True), limit=2400),
         Stage("wheel", wheel, limit=2400),
-        Stage("packaging", packaging, limit=600),
+        Stage("packaging", packaging, limit=1800),
         Stage("python", python, limit=1800),
         Stage("python-quick", partial(python, small=True), limit=600),
         Stage("lab", lab, limit=1800),
-        Stage("docs", docs, limit=900),
+        Stage("docs", docs, limit=1800),
         # Two hosts on this one: network namespaces with their own addresses.
-        Stage("netns", _tests("netns", "-v"), limit=600),
+        Stage("netns", _tests("netns", "-v"), limit=1800),
         # Processes that are killed, stopped, cut off and lied to: a small share of the fault lab.
-        Stage("faults", _tests("faults", "-v", "-s"), limit=600),
-        Stage("fabric", fabric, limit=900),
+        Stage("faults", _tests("faults", "-v", "-s"), limit=2400),
+        Stage("fabric", fabric, limit=1800),
         Stage("rdma", rdma, limit=2700),
         Stage("vllm-env", vllm_env, limit=2400),
         # Real serving engines hand KV over.
