@@ -20,12 +20,15 @@ class _Sleeper:
     def __init__(self) -> None:
         self.woken = time.monotonic()
         self.late = 0.0
+        self.each: list[float] = []
         threading.Thread(target=self._sleep, name="busy", daemon=True).start()
 
     def _sleep(self) -> None:
         while True:
             time.sleep(_STEP)
-            self.late += self._overdue()
+            if late := self._overdue():
+                self.each.append(late)
+                self.late += late
             self.woken = time.monotonic()
 
     def _overdue(self) -> float:
@@ -35,6 +38,10 @@ class _Sleeper:
     def so_far(self) -> float:
         """Seconds that it was late in all, also where it was not woken yet."""
         return self.late + self._overdue()
+
+    def longest(self, first: int) -> float:
+        """The longest that it was late at once, also where it was not woken yet; not the `first` times."""
+        return max([*self.each[first:], self._overdue()])
 
 
 @cache
@@ -46,9 +53,17 @@ class Watch:
     """Runs from its making on. For bounds from above."""
 
     def __init__(self) -> None:
-        self._late = _sleeper().so_far()
+        self._late, self._times = _sleeper().so_far(), len(_sleeper().each)
         self._began = time.monotonic()
 
     def seconds(self) -> float:
         """Since then."""
-        return time.monotonic() - self._began - max(0.0, _sleeper().so_far() - self._late)
+        return time.monotonic() - self._began - self.stood()
+
+    def stood(self) -> float:
+        """Seconds since then that are left out."""
+        return max(0.0, _sleeper().so_far() - self._late)
+
+    def longest(self) -> float:
+        """The most seconds since then that are left out and are not apart."""
+        return _sleeper().longest(self._times)

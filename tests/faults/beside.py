@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.faults import crowd
+from tests.faults.clock import HANG
 from tests.faults.side import Handle
 
 PAUSE = 0.02  # seconds between two reads of an engine, about
@@ -41,4 +42,4 @@ class Company:
     def _ask(self, **call: Any) -> list[dict[str, Any]]:
         for peer in self.peers:
             peer.say(**call)
-        return [peer.hear(60.0) for peer in self.peers]
+        return [peer.hear(HANG) for peer in self.peers]

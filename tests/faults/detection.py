@@ -5,7 +5,8 @@
 One engine, the hub, has transfers open with many peers, each a process of its own: one that waits for a grant
 which never comes, and one that moves bytes. In rounds, the peers are killed (or stopped) at random moments.
 Measured is the time from each fault until the hub's transfers with that peer have ended, and from its return
-(its new engine runs; or SIGCONT) until the hub has read from it again. Defaults everywhere.
+(its new engine runs; or SIGCONT) until the hub has read from it again. Defaults everywhere. Time in which the
+machine stood still is left out (`tests.faults.clock`).
 """
 
 import argparse
@@ -17,6 +18,7 @@ import time
 from collections import Counter
 from typing import Any
 
+from tests.faults.clock import HANG, Clock
 from tests.faults.side import Handle, Reply
 from tests.faults.tables import print_table, spread
 from tests.python.peers import random_seed, stop
@@ -26,6 +28,7 @@ PAGE = 16 << 10
 ENDED, AGAIN = 2.5, 2.0  # seconds: what is promised
 SPAN = 0.8  # seconds in which the peers of a round are hit
 DEADLINE = 60.0  # seconds: far beyond all that is measured
+EXPIRY = 3600.0  # seconds, of what must not end before the measurement does
 
 
 class Round:
@@ -50,8 +53,8 @@ class Round:
         """Wait for a peer; the tickets that it gives."""
         peer.ready()
         peer.ask("hold", name="m", nbytes=NBYTES)
-        granted = peer.ask("grant", name="m", page_bytes=PAGE, right="read")["ticket"]
-        return {"granted": granted, "promised": peer.ask("promise")["ticket"]}
+        granted = peer.ask("grant", name="m", page_bytes=PAGE, right="read", expiry=EXPIRY)["ticket"]
+        return {"granted": granted, "promised": peer.ask("promise", expiry=EXPIRY)["ticket"]}
 
     def read(self, ticket: str, deadline: float) -> None:
         """The hub begins to read."""
@@ -65,32 +68,38 @@ class Round:
         """All peers are hit once, and come back."""
         # Who is there for the first time is connected to first, so that what is measured is a session's end.
         for tickets in self.tickets:
-            self.read(tickets["granted"], 10.0)
-        self.hear(10.0)
+            self.read(tickets["granted"], DEADLINE)
+        self.hear(HANG)
         for tickets in self.tickets:
             self.wait_on(tickets["promised"])
         order = list(range(len(self.peers)))
         self.dice.shuffle(order)
         hit: dict[int, float] = {}
+        clocks: dict[int, Clock] = {}
         for number in order:
             time.sleep(self.dice.random() * 2 * SPAN / len(order))
+            clocks[number] = Clock(self.hub)
             self.read(self.tickets[number]["granted"], DEADLINE)
             if fault == "kill":
                 os.kill(self.peers[number].pid, signal.SIGKILL)
             else:
                 stop(self.peers[number].pid)
             hit[number] = time.monotonic()
-        self.note(hit, order, self.hear(ENDED + 3.0))
+        ends = self.hear(HANG)
+        self.note({number: at + clocks[number].stood() for number, at in hit.items()}, order, ends)
         for number in order:
             self.again.append(self.come_back(number, fault))
 
     def hear(self, timeout: float) -> list[Reply | None]:
         """The ends of all that the hub has begun."""
-        ends: list[Reply | None] = self.hub.ask("ends", timeout=timeout)["ends"]
+        ends: list[Reply | None] = self.hub.ask("ends", timeout=timeout, within=timeout + 30.0)["ends"]
         return ends
 
     def note(self, hit: dict[int, float], order: list[int], ends: list[Reply | None]) -> None:
-        """What ended when: the waiting ones in the peers' order, the reads in the order of the faults."""
+        """What ended when: the waiting ones in the peers' order, the reads in the order of the faults.
+
+        `hit` is when each peer was hit, later by as long as the hub stood still since then.
+        """
         whose = [*range(len(order)), *order]
         for number, end in zip(whose, ends, strict=True):
             if end is None:
@@ -107,15 +116,15 @@ class Round:
             self.peers[number] = self.launch(number)
             self.tickets[number] = self.greet(self.peers[number])
             # Its engine has been up since it said so; the memory and the grant took until now.
-            since = time.monotonic()
+            clock = Clock(self.hub, self.peers[number])
         else:
-            since = time.monotonic()
+            clock = Clock(self.hub)
             os.kill(self.peers[number].pid, signal.SIGCONT)
-        while time.monotonic() < since + 10.0:
+        while clock.seconds() < 10.0:
             self.read(self.tickets[number]["granted"], 10.0)
-            (end,) = self.hear(12.0)
+            (end,) = self.hear(HANG)
             if end is not None and not end["code"]:
-                return float(end["at"]) - since
+                return max(0.0, float(end["at"]) - clock.began - clock.stood())
         self.wrong.append(f"peer {number} is back, but there was no transfer in 10 s: {end}")
         return 10.0
 

@@ -5,7 +5,8 @@
 A hub and its peers, several engines a process, move bytes now and then and have a transfer each open that
 waits all the time. Meanwhile processes keep every core busy, one peer process after the other holds Python's
 lock for 5 s or is stopped for 1 s, and a pair on two hosts fills a link whose rate is bounded (`tbf`). Nobody
-may be declared dead, and no transfer may end but by success.
+may be declared dead, and no transfer may end but by success. A machine that stands still makes deaths of its
+own: such a run says nothing.
 """
 
 import argparse
@@ -20,6 +21,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from kvik.roles.hosts import CannotError, Rate, two_hosts
+from tests.busy import Watch
+from tests.faults.clock import HANG
 from tests.faults.crowd import DEADLINE, start
 from tests.faults.scene import HostPair
 from tests.faults.side import Handle
@@ -81,7 +84,7 @@ class FullLink:
     def wait_at(self, name: str, timeout: float) -> None:
         """Wait for it."""
         side = self.pair.sides[name]
-        (end,) = side.ask("ends", within=timeout + 10, timeout=timeout)["ends"]
+        (end,) = side.ask("ends", within=timeout + HANG, timeout=timeout)["ends"]
         if end is None or end["code"]:
             self.failures.append(str(end))
         self.moved += BULK
@@ -136,7 +139,7 @@ class Trouble:
         number = self.dice.choice(free)
         peer = self.peers[number]
         if number in self.waiting:
-            peer.hear()
+            peer.hear(HANG)
             self.waiting.discard(number)
         if self.dice.random() < 0.4:
             peer.say(call="hold_gil", seconds=GIL_SECONDS)
@@ -155,7 +158,7 @@ class Trouble:
     def over(self) -> None:
         """Wait until none is under way."""
         for number in self.waiting:
-            self.peers[number].hear(GIL_SECONDS + 20)
+            self.peers[number].hear(GIL_SECONDS + HANG)
         self.waiting.clear()
 
 
@@ -191,15 +194,20 @@ def measure(options: argparse.Namespace, seed: int) -> list[list[Any]]:
         for peer in peers:
             peer.say(call="work", ticket=granted, promised=promised, deadline=expiry, pause=PAUSE)
         for peer in peers:
-            peer.hear(60.0)
+            peer.hear(HANG)
         full = None
         try:
             full = FullLink(stack, expiry)
         except CannotError as cannot:
             print(f"without a full link: {cannot}")
         stack.enter_context(busy(options.busy))
+        watch = Watch()
+        hub.ask("stood")
         trouble = endure(peers, seconds, seed, full)
-        counts = [peer.ask(call="counts") for peer in peers]
+        still = max(watch.longest(), float(hub.ask("stood")["longest"]))
+        for peer in peers:
+            peer.say(call="counts")
+        counts = [peer.hear(HANG) for peer in peers]
         lost = int(hub.ask("counts")["stats"]["sessions_lost"])
         link_lost = 0 if full is None else full.lost()
     if trouble.longest > TOO_LONG:
@@ -213,7 +221,14 @@ def measure(options: argparse.Namespace, seed: int) -> list[list[Any]]:
     if full is not None:
         moved = full.moved // BULK
         rows.append([f"full link, {LINK}", 2, seconds, 0, "-", 0, moved, len(full.failures), link_lost, 0])
+    if violations(rows) and still > TOO_LONG - STOP_SECONDS:
+        raise InvalidError(f"the machine stood still for {still:.1f} s, and {violations(rows)} went wrong")
     return rows
+
+
+def violations(rows: list[list[Any]]) -> int:
+    """Transfers that failed, and deaths."""
+    return sum(int(row[7] + row[8]) for row in rows)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -244,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
         "late beats",
     ]
     print_table(heads, rows)
-    bad = sum(row[7] + row[8] for row in rows)
+    bad = violations(rows)
     print(f"seed {seed}: violations {bad}")
     return 1 if bad else 0
 

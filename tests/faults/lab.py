@@ -134,7 +134,7 @@ def main(arguments: list[str] | None = None) -> int:
     numbers = range(options.runs) if options.only is None else options.only
     jobs = [{"number": number} for number in numbers]
     results: list[Job] = []
-    for result in run("tests.faults.lab.worker", jobs, options.processes, 90.0, seed=seed, faults=faults):
+    for result in run("tests.faults.lab.worker", jobs, options.processes, 300.0, seed=seed, faults=faults):
         results.append(result)
         if options.only and "say" in result:
             print(f"{result['say']}: {', '.join(result['codes'])}", flush=True)

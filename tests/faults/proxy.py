@@ -24,6 +24,7 @@ SLICE = 256 << 10  # bytes at once
 BUFFER = 256 << 10  # bytes that a socket holds, so that a slow connection is soon full
 QUANTUM = 0.01  # seconds of its rate that pass a throttled connection at once
 JOIN = 6  # the greeting of a data channel: the fifth byte of a connection
+HANG = 60.0  # seconds after which it answers no more
 RESET = struct.pack("ii", 1, 0)
 
 
@@ -239,19 +240,23 @@ class Proxy:
 
     def open(self, to: int, host: str = "127.0.0.1", seed: int = 0) -> int:
         """A new forward; its port."""
-        return int(self.peer.ask(call="open", host=host, to=to, seed=seed)["port"])
+        return int(self._ask(call="open", host=host, to=to, seed=seed)["port"])
 
     def set(self, port: int, **rules: Any) -> None:
         """Let these `Rules` hold at a forward."""
-        self.peer.ask(call="set", port=port, **rules)
+        self._ask(call="set", port=port, **rules)
 
     def cut(self, port: int, *, reset: bool, which: str = "all", number: int = -1) -> int:
         """Cut connections of a forward; how many."""
-        return int(self.peer.ask(call="cut", port=port, reset=reset, which=which, number=number)["cut"])
+        return int(self._ask(call="cut", port=port, reset=reset, which=which, number=number)["cut"])
 
     def marks(self, port: int) -> int:
         """How often bytes of a source that was free again went through since the last question."""
-        return int(self.peer.ask(call="marks", port=port)["marks"])
+        return int(self._ask(call="marks", port=port)["marks"])
+
+    def _ask(self, **call: Any) -> dict[str, Any]:
+        self.peer.say(**call)
+        return self.peer.hear(HANG)
 
     def close(self) -> None:
         """End it."""

@@ -8,12 +8,14 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import kvik
+from tests.busy import Watch
 from tests.faults.sheets import BLANK, REFILL, Bytes, Mapped, new, old, shuffled
 from tests.faults.starter import end_with_starter
 from tests.python.peers import Peer, Pipe
@@ -190,6 +192,14 @@ class Side:
         held = {"threads": threads, "fds": fds, "quarantined": quarantined}
         return {"stats": self.engine.stats(), "reclaims": reclaims, **held}
 
+    def stood(self) -> Reply:
+        """Seconds since the first such question in which this process stood still: all, and the longest."""
+        return {"seconds": self._watch.stood(), "longest": self._watch.longest()}
+
+    @cached_property
+    def _watch(self) -> Watch:
+        return Watch()  # not before it is asked for: its thread costs a little, which `idle` would count
+
     def _pages(self, name: str, page_bytes: int, order: int = 0) -> kvik.PageSet:
         region = self.memory[name].region
         layout = kvik.Layout(region.nbytes // page_bytes, page_bytes)
@@ -225,7 +235,7 @@ class Handle:
 
     def ready(self) -> "Handle":
         """Wait until its engine runs."""
-        said = self.peer.hear(60.0)
+        said = self.peer.hear(120.0)
         self.id, self.up_at = said["id"], said["at"]
         return self
 
@@ -233,14 +243,14 @@ class Handle:
         """Give a command without waiting for its answer."""
         self.peer.say(call=call, **arguments)
 
-    def answer(self, within: float = 30.0) -> Reply:
+    def answer(self, within: float = 60.0) -> Reply:
         """The answer to the oldest command that has had none."""
         said = self.peer.hear(within)
         if "failed" in said:
             raise RuntimeError(said["failed"])
         return said
 
-    def ask(self, call: str, within: float = 30.0, **arguments: Any) -> Reply:
+    def ask(self, call: str, within: float = 60.0, **arguments: Any) -> Reply:
         """Give a command and wait for its answer."""
         self.tell(call, **arguments)
         return self.answer(within)

@@ -6,7 +6,7 @@ from kvik.roles.hosts import CannotError, two_hosts
 from tests.faults.lab import main
 from tests.faults.plan import OF_A_PROCESS, OF_MEMORY, OF_THE_WAY
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def test_faults_of_the_way_of_processes_and_of_memory() -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.faults.late_write import main
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.timeout(1200)
 
 
 def test_nothing_is_written_or_read_late() -> None:

@@ -11,7 +11,7 @@ from tests.faults.sheets import BLANK, REFILL
 from tests.faults.trial import Trial
 from tests.python.peers import random_seed
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 def plan(seed: int, **changes: object) -> Plan:

@@ -6,17 +6,18 @@ Checked is that
 - a destination that its owner was told is free stays as its owner fills it, to the end of the run;
 - pages of grants come back, or are said to be in quarantine and come back once the fault is over;
 - afterwards the two sides transfer again within `RECOVERY`, and neither holds anything of the run.
+No bound has the time in it in which the machine stood still (`tests.faults.clock`).
 """
 
 import time
 from typing import Any
 
 from tests.faults import sheets
+from tests.faults.clock import HANG, Clock
 from tests.faults.plan import Plan
 from tests.faults.scene import Scene
 from tests.faults.sheets import BLANK, REFILL
 from tests.faults.side import Handle, Reply
-from tests.python.peers import until
 
 LATE_END = 0.5  # seconds
 NOTICED = 2.5  # seconds in which transfers with a peer that is gone have ended
@@ -39,6 +40,8 @@ class Trial:
         self.detected: list[float] = []
         self.quarantined = 0
         self.happened = 0.0
+        # Not of a side that is killed or stopped, and of none but the one whose transfers are to end.
+        self.clock = Clock(*[self.side(name) for name in self.runs & {plan.initiator}])
 
     def run(self) -> dict[str, Any]:
         """All of it; what is worth a line in the report."""
@@ -52,9 +55,9 @@ class Trial:
             self.harm()
         self.end_running(began)
         self.scene.heal(plan)
-        start = time.monotonic()
-        self.end_rest()
-        recovery = self.recover(start)
+        over = Clock(self.side("here"), self.side("there"))
+        self.end_rest(over)
+        recovery = self.recover(over)
         time.sleep(SETTLE)
         for name in self.watched:
             late = sheets.late(self.scene.view(plan.target, name))
@@ -127,7 +130,7 @@ class Trial:
         """What ends while the fault lasts: transfers of a side that runs, and grants of such an owner."""
         plan = self.plan
         if plan.initiator in self.runs:
-            self.hear_ends(plan.deadline + 3.0, began + plan.deadline + LATE_END)
+            self.hear_ends(self.clock, began + plan.deadline + LATE_END, running=True)
         else:
             time.sleep(max(0.0, began + plan.deadline - time.monotonic()))
         if plan.target == plan.initiator:
@@ -135,34 +138,36 @@ class Trial:
         if plan.owner in self.runs:
             self.take_back()
 
-    def end_rest(self) -> None:
+    def end_rest(self, over: Clock) -> None:
         """What could end only after the fault was over."""
         plan = self.plan
         if plan.fault == "stop" and plan.initiator == "there":
-            self.hear_ends(LATE_END + 2.0, None)
+            self.hear_ends(over, over.began + LATE_END + 2.0, running=False)
             if plan.target == plan.initiator:
                 self.use_again_after_read()
         elif plan.fault == "stop":
             self.take_back()
 
-    def hear_ends(self, timeout: float, latest: float | None) -> None:
-        """The ends of the transfers, and whether they are what they should be."""
-        said = self.side(self.plan.initiator).ask("ends", timeout=timeout)["ends"]
+    def hear_ends(self, clock: Clock, latest: float, *, running: bool) -> None:
+        """The ends of the transfers, of a side that was `running`, and whether they are what they should
+        be."""
+        said = self.side(self.plan.initiator).ask("ends", timeout=HANG, within=HANG + 30.0)["ends"]
+        stood = clock.stood()
         for name, end in zip(self.names, said, strict=True):
             if end is None:
-                self.wrong.append(f"a transfer had not ended {timeout:.1f} s later")
+                self.wrong.append(f"a transfer had not ended {HANG:.0f} s later")
                 self.ends.append({"code": "never"})
                 continue
             self.ends.append(end)
             if end["code"] == "checksum_mismatch" and self.plan.fault != "flip":
                 self.wrong.append(f"no byte was changed, but: {end['text']}")
-            if latest is not None and end["at"] > latest:
-                self.wrong.append(f"a transfer ended {end['at'] - latest:.2f} s too late: {end}")
+            if end["at"] > latest + stood:
+                self.wrong.append(f"a transfer ended {end['at'] - latest - stood:.2f} s too late: {end}")
             # What was written is looked at before its owner uses the pages again, which may be before this.
             if not end["code"] and not self.same.get(name, self.scene.same(self.plan, name)):
                 self.wrong.append(f"success, but the bytes of {name} are others")
-            elif end["code"] and latest is not None and end["at"] >= self.happened:
-                self.note_detection(end["at"] - self.happened)
+            elif end["code"] and running and end["at"] >= self.happened:
+                self.note_detection(max(0.0, end["at"] - self.happened - stood))
 
     def note_detection(self, seconds: float) -> None:
         """How long after the fault something had ended."""
@@ -186,7 +191,9 @@ class Trial:
             said = owner.ask("revoke", grant=grant, timeout=1.0)
             if said["quarantined"]:
                 self.quarantined += 1
-                if not owner.ask("back", grant=grant, timeout=NOTICED)["free"]:
+                clock = Clock(owner)
+                free = owner.ask("back", grant=grant, timeout=HANG, within=HANG + 30.0)["free"]
+                if not free or clock.seconds() > NOTICED:
                     self.wrong.append(f"pages did not come back: {said['quarantined']}")
                     continue
             if self.plan.target == self.plan.owner:
@@ -194,24 +201,24 @@ class Trial:
                 self.fill(self.plan.target, name, "refill")
                 self.watched.append(name)
 
-    def recover(self, start: float) -> float:
+    def recover(self, over: Clock) -> float:
         """Seconds from the fault's end until the two sides have moved something again."""
         plan = self.plan
         owner, initiator = self.side(plan.owner), self.side(plan.initiator)
         grant = owner.ask("grant", name="later", page_bytes=4096, right=plan.op)
         last: Reply = {}
-        while time.monotonic() - start < RECOVERY:
-            left = max(0.1, start + RECOVERY - time.monotonic())
+        while (left := RECOVERY - over.seconds()) > 0:
             initiator.ask(
                 "begin", name="later", ticket=grant["ticket"], op=plan.op, page_bytes=4096,
-                transport=plan.transport, deadline=left,
+                transport=plan.transport, deadline=max(0.1, left),
             )  # fmt: skip
-            last = initiator.ask("ends", timeout=RECOVERY + 1)["ends"][0] or {"code": "never", "text": ""}
+            ends = initiator.ask("ends", timeout=HANG, within=HANG + 30.0)["ends"]
+            last = ends[0] or {"code": "never", "text": ""}
             if not last["code"]:
                 break
         owner.ask("revoke", grant=grant["grant"], timeout=1.0)
         if not last.get("code"):
-            return float(last["at"]) - start
+            return max(0.0, float(last["at"]) - over.began - over.stood())
         self.wrong.append(f"no transfer {RECOVERY} s after the fault was over: {last}")
         return RECOVERY
 
@@ -219,13 +226,17 @@ class Trial:
         """Neither side holds a transfer, a grant or a page of this run."""
         self.counts: dict[str, Reply] = {}
 
-        def empty() -> bool:
+        clock = Clock(self.side("here"), self.side("there"))
+        while True:
+            late = clock.seconds() > NOTICED
             self.counts = self.scene.counts()
-            return not any(_held(count) for count in self.counts.values())
-
-        if not until(empty, NOTICED):
             held = {name: _held(count) for name, count in self.counts.items()}
-            self.wrong.append(f"still held: {held}")
+            if not any(held.values()):
+                return
+            if late:
+                self.wrong.append(f"still held: {held}")
+                return
+            time.sleep(0.01)  # nobody is told of what a count becomes
 
 
 def _held(count: Reply) -> dict[str, int]:
