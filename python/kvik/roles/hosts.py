@@ -24,7 +24,7 @@ from kvik.roles import relay
 from kvik.roles.processes import Process, ProcessError
 
 CLONE_NEWNET = 0x40000000
-LIMIT = 10.0  # seconds for a command of the operating system
+LIMIT = 60.0  # seconds for a command of the operating system
 OWN = "/proc/thread-self/ns/net"
 CABLE = "eth0"
 DELAYED_MTU = 60_000  # of a cable with a delay: few packets, as a program passes each
@@ -172,7 +172,7 @@ def _delaying(left: Host, right: Host, delay: float, log: Path) -> Iterator[None
     devices = [_file(left), _file(right), CABLE, str(delay), str(DELAYED_MTU)]
     process = Process("cable", [sys.executable, "-S", relay.__file__, *devices], log, grace=0.0)
     try:
-        process.wait_until(lambda: _has_cable(left) and _has_cable(right), time.monotonic() + 3 * LIMIT)
+        process.wait_until(lambda: _has_cable(left) and _has_cable(right), time.monotonic() + LIMIT)
         yield
     except ProcessError as error:
         raise CannotError(f"no cable with a delay: {error}") from error
