@@ -12,6 +12,7 @@ from tests.netns.hosts import Host
 from tests.python.peers import Peer, Pipe, owner, random_bytes
 
 SECRET = "a secret of two hosts"  # noqa: S105 - of these tests alone
+LIMIT = 60.0  # seconds for anything that should take a moment, on a machine that stands still
 
 
 def reader(pipe: Pipe, *, pages: int = 8, page_bytes: int = 4096, **options: Any) -> None:
@@ -51,17 +52,23 @@ def own(host: Host, **arguments: Any) -> Peer:
         return Peer(owner, **arguments)
 
 
-def read(host: Host, ticket: str, *, seed: int = 1, deadline: float = 10.0, **options: Any) -> dict[str, Any]:
+def read(host: Host, ticket: str, *, seed: int = 1, **options: Any) -> dict[str, Any]:
     """Read a ticket with a fresh engine on a host; its report or its error."""
     with host.inside(), Peer(reader, **options) as peer:
-        peer.hear()
-        said = peer.ask(do="read", ticket=ticket, seed=seed, deadline=deadline)
+        peer.hear(LIMIT)
+        said = ask(peer, do="read", ticket=ticket, seed=seed, deadline=LIMIT)
         peer.say(do="bye")
-        assert peer.end() == 0
+        assert peer.end(LIMIT) == 0
         return said
+
+
+def ask(peer: Peer, **message: Any) -> dict[str, Any]:
+    """What a peer says to this; of a read, after its deadline at the latest."""
+    peer.say(**message)
+    return peer.hear(LIMIT + message.get("deadline", 0.0))
 
 
 def start(host: Host, **options: Any) -> dict[str, Any]:
     """Try to start an engine on a host; its addresses or its error."""
     with host.inside(), Peer(starter, **options) as peer:
-        return peer.hear()
+        return peer.hear(LIMIT)

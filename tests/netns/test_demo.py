@@ -11,8 +11,9 @@ from kvik.roles.hosts import CABLE, CannotError, Rate, two_hosts
 from tests.netns.hosts import Host
 from tests.python.demo_runs import COLUMNS, running
 
+LIMIT = 300.0  # seconds for one run
 UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "ms": 1e-3, "s": 1.0}
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(600)
 
 
 def value(number: str, unit: str) -> float:
@@ -27,7 +28,7 @@ def test_the_link_bounds_the_transfer(hosts: tuple[Host, Host], tmp_path: Path) 
     lengths = (100, 1000, 3000)
     options = ("--model-shape", "tiny", "--lengths", ",".join(map(str, lengths)), "--link-rate", str(rate))
     with running(*options, "--logs", str(tmp_path)) as run:
-        ended = run.end()
+        ended = run.end(LIMIT)
     print(ended.said)
     assert ended.status == 0
     assert ended.left == []
@@ -71,7 +72,7 @@ def test_the_cable_has_the_congestion_control_of_most_machines(hosts: tuple[Host
             with right.inside(), socket.create_server((target, 0), family=family) as server:
                 port = server.getsockname()[1]
                 with left.inside():
-                    client = socket.create_connection((target, port), timeout=10, source_address=(source, 0))
+                    client = socket.create_connection((target, port), timeout=60, source_address=(source, 0))
                 used = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
                 client.close()
             assert used.rstrip(b"\0") == b"cubic"

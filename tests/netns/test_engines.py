@@ -5,12 +5,14 @@ import socket
 import pytest
 
 import kvik
-from tests.netns.children import SECRET, own, read, reader, start
+from tests.netns.children import LIMIT, SECRET, ask, own, read, reader, start
 from tests.netns.hosts import Host
 from tests.python.peers import Peer
 
 Hosts = tuple[Host, Host]
 PAGES, PAGE = 512, 128 * 1024  # 64 MiB
+
+pytestmark = pytest.mark.timeout(600)
 
 
 def at(host: Host, family: str, port: int = 0) -> str:
@@ -30,13 +32,13 @@ def test_all_bytes_pass_one_listening_socket(hosts: Hosts, family: str) -> None:
     size = {"pages": PAGES, "page_bytes": PAGE}
     listen = at(left, family)
     with own(left, listen=listen, secret=SECRET, **size) as owner:
-        ticket = owner.hear()["ticket"]
+        ticket = owner.hear(LIMIT)["ticket"]
         (address,) = kvik.Ticket(ticket).addresses
         assert address.rpartition(":")[0] == listen.rpartition(":")[0]
         assert left.listening() == [address]
         with right.inside(), Peer(reader, secret=SECRET, channels=4, **size) as peer:
-            peer.hear()
-            said = peer.ask(do="read", ticket=ticket, seed=1, deadline=20.0)
+            peer.hear(LIMIT)
+            said = ask(peer, do="read", ticket=ticket, seed=1, deadline=LIMIT)
             connections = left.connections()
             assert left.listening() == [address]
         print(family, said, *connections, sep="\n")
@@ -54,7 +56,7 @@ def test_auto_passes_over_local_and_says_why(hosts: Hosts) -> None:
     """Two namespaces of one kernel: the same boot, and still no shared memory."""
     left, right = hosts
     with own(left, listen=at(left, "v4"), secret=SECRET) as owner:
-        ticket = owner.hear()["ticket"]
+        ticket = owner.hear(LIMIT)["ticket"]
         said = read(right, ticket, secret=SECRET, transport="auto")
         assert said["same"] is True
         assert said["transport"] == "tcp"
@@ -88,12 +90,12 @@ def test_a_stranger_gets_nothing(hosts: Hosts, secret: str | None, code: str) ->
     """A wrong secret or none is refused by name, and the right one still works afterwards."""
     left, right = hosts
     with own(left, listen=at(left, "v4"), secret=SECRET) as owner:
-        ticket = owner.hear()["ticket"]
+        ticket = owner.hear(LIMIT)["ticket"]
         said = read(right, ticket, secret=secret)
         assert said["code"] == code
         assert "give both the same `secret` (KVIK_SECRET)" in said["text"]
         assert said["untouched"] is True
-        assert owner.ask(do="state")["state"] == "live"
+        assert ask(owner, do="state")["state"] == "live"
         assert read(right, ticket, secret=SECRET)["same"] is True
 
 
@@ -101,7 +103,7 @@ def test_a_secret_on_the_reader_alone_is_refused(hosts: Hosts) -> None:
     """One-sided the other way round: the owner listens on its loopback without a secret."""
     left = hosts[0]
     with own(left, listen="127.0.0.1:0") as owner:
-        said = read(left, owner.hear()["ticket"], secret=SECRET, transport="tcp")
+        said = read(left, owner.hear(LIMIT)["ticket"], secret=SECRET, transport="tcp")
     assert said["code"] == "secret_required"
 
 
@@ -110,7 +112,7 @@ def test_loopback_of_another_host_is_unreachable(hosts: Hosts, listen: str) -> N
     """The ticket's loopback address means another host here: nothing is dialled, and the option is named."""
     left, right = hosts
     with own(left, listen=listen, secret=SECRET) as owner:
-        ticket = owner.hear()["ticket"]
+        ticket = owner.hear(LIMIT)["ticket"]
         port = port_of(kvik.Ticket(ticket).addresses[0])
         host = listen.rpartition(":")[0].strip("[]")
         with right.inside(), socket.create_server((host, port), family=_family(host)) as decoy:
@@ -128,7 +130,7 @@ def test_a_wildcard_listener_gives_tickets_with_addresses(hosts: Hosts, family: 
     """Only addresses that another host can use are in the ticket, and they work."""
     left, right = hosts
     with own(left, listen="0.0.0.0:0" if family == "v4" else "[::]:0", secret=SECRET) as owner:
-        ticket = owner.hear()["ticket"]
+        ticket = owner.hear(LIMIT)["ticket"]
         addresses = kvik.Ticket(ticket).addresses
         assert addresses == [at(left, family, port_of(addresses[0]))]
         assert len(left.listening()) == 1
@@ -139,7 +141,7 @@ def test_an_advertised_address_is_the_one_that_is_used(hosts: Hosts) -> None:
     """An owner that listens everywhere names one of its addresses."""
     left, right = hosts
     with own(left, listen=["0.0.0.0:0", "[::1]:0"], advertise=left.v4, secret=SECRET) as owner:
-        ticket = owner.hear()["ticket"]
+        ticket = owner.hear(LIMIT)["ticket"]
         assert [address.rpartition(":")[0] for address in kvik.Ticket(ticket).addresses] == [left.v4]
         assert read(right, ticket, secret=SECRET)["same"] is True
 

@@ -89,9 +89,9 @@ class Run:
         while not enough(self._said.decode(errors="replace")):
             assert self._read(until), f"not seen in:\n{self._said.decode(errors='replace')}"
 
-    def end(self) -> Ended:
+    def end(self, limit: float = LIMIT) -> Ended:
         """Wait for its end."""
-        until = time.monotonic() + LIMIT
+        until = time.monotonic() + limit
         while self._read(until):
             pass
         status = self.process.wait(max(0.1, until - time.monotonic()))
@@ -102,7 +102,7 @@ class Run:
         for pid in {*self.pids(), self.process.pid} if self.process.poll() is None else self.pids():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        self.process.wait(5.0)
+        self.process.wait(LIMIT)
         os.close(self._out)
 
     def _read(self, until: float) -> bool:
