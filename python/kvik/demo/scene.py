@@ -178,7 +178,7 @@ def place_for(rate: Rate | None) -> Iterator[Place]:
 
 def model_name(server: HttpServer) -> str:
     """The name under which a server serves its model; `ProcessError` when it does not say."""
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=10.0)
+    connection = http.client.HTTPConnection(server.host, server.port, timeout=60.0)
     try:
         connection.request("GET", "/v1/models")
         answer = json.loads(connection.getresponse().read())
