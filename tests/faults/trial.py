@@ -40,13 +40,14 @@ class Trial:
         self.detected: list[float] = []
         self.quarantined = 0
         self.happened = 0.0
-        # Not of a side that is killed or stopped, and of none but the one whose transfers are to end.
-        self.clock = Clock(*[self.side(name) for name in self.runs & {plan.initiator}])
+        self.clock: Clock
 
     def run(self) -> dict[str, Any]:
         """All of it; what is worth a line in the report."""
         plan = self.plan
         self.prepare()
+        # Not of a side that is killed or stopped, and of none but the one whose transfers are to end.
+        self.clock = Clock(*[self.side(name) for name in self.runs & {plan.initiator}])
         if plan.early:
             self.harm()
         began = self.begin()
