@@ -2,7 +2,8 @@
 
 They are shared: one engine alone for the whole session, and one pair (prefill, decode, router) at a time.
 pytest orders the tests by the pair that they ask for. All but one pair are forks of a process in which vLLM
-is imported already (`fork_parent`), since imports are nine tenths of a start.
+is imported already (`fork_parent`), since imports are nine tenths of a start. Where a test is about to wait
+for the end of a grant, which takes no processor, the engines of the next pair begin to start (`meanwhile`).
 """
 
 import contextlib
@@ -22,7 +23,7 @@ from kvik.roles.ports import free_ports
 from kvik.roles.processes import Fleet, HttpServer
 from tests.netns.hosts import two_hosts
 from tests.vllm.forked import ForkParent
-from tests.vllm.pairs import START_LIMIT, Pair, PairSpec, start_engine, start_pair
+from tests.vllm.pairs import START_LIMIT, THIS_HOST, Pair, PairSpec, Starting, begin_pair, start_engine
 
 NGRAMS = json.dumps({
     "method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "prompt_lookup_max": 3,
@@ -68,6 +69,7 @@ SPECS = {
 }
 TRUST: list[str] = []  # the table of test_trust
 Reference = Callable[[list[int], int], list[int]]
+Meanwhile = Callable[[], None]
 
 
 @contextlib.contextmanager
@@ -127,29 +129,86 @@ def alone(
         yield fleet.add(start_engine(fork_parent, model, spec, port, folder))
 
 
+class Pairs:
+    """Starts pairs, each once, and ends at its own end those that nobody has asked for."""
+
+    def __init__(self, model: Path, parent: ForkParent, folder: Callable[[], Path]) -> None:
+        self._model, self._parent, self._folder = model, parent, folder
+        self._begun: dict[str, tuple[Starting, contextlib.ExitStack]] = {}
+        self._running: set[str] = set()
+
+    def begin(self, name: str) -> None:
+        """Start the engines of a pair, unless they were started. `CannotError`: it takes two hosts, and this
+        machine has no network namespaces for us."""
+        if name in self._begun or name in self._running:
+            return
+        spec = SPECS[name]
+        with contextlib.ExitStack() as stack:
+            hosts = THIS_HOST if spec.secrets is None else stack.enter_context(two_hosts())
+            starting = begin_pair(spec, self._model, self._folder() / name, hosts, self._parent)
+            stack.callback(starting.stop)
+            self._begun[name] = (starting, stack.pop_all())
+
+    @contextlib.contextmanager
+    def running(self, name: str) -> Iterator[Pair]:
+        """A pair, until the block ends."""
+        self.begin(name)
+        starting, stack = self._begun.pop(name)
+        self._running.add(name)
+        try:
+            with stack:
+                yield starting.ready()
+        finally:
+            self._running.discard(name)
+
+    def stop(self) -> None:
+        """End those that have begun and that nobody has asked for."""
+        for _, stack in self._begun.values():
+            stack.close()
+
+
 @pytest.fixture(scope="session")
-def pair(
-    request: pytest.FixtureRequest,
-    alone: HttpServer,
-    model: Path,
-    fork_parent: ForkParent,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Pair]:
+def pairs(model: Path, fork_parent: ForkParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pairs]:
+    """What starts the pairs."""
+    made = Pairs(model, fork_parent, lambda: tmp_path_factory.mktemp("pair"))
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="session")
+def pair(request: pytest.FixtureRequest, alone: HttpServer, pairs: Pairs) -> Iterator[Pair]:
     """The pair whose name is the test's parameter."""
-    spec = SPECS[request.param]
-    folder = tmp_path_factory.mktemp("pair") / spec.name
-    with contextlib.ExitStack() as stack:
-        if spec.secrets is None:
-            running = start_pair(spec, model, folder, parent=fork_parent)
-        else:
-            try:
-                hosts = stack.enter_context(two_hosts())
-            except CannotError as cannot:
-                pytest.skip(str(cannot))
-            running = start_pair(spec, model, folder, hosts, fork_parent)
-        stack.callback(running.stop)
+    try:
+        pairs.begin(request.param)
+    except CannotError as cannot:
+        pytest.skip(str(cannot))
+    with pairs.running(request.param) as running:
         alone.wait_ready(time.monotonic() + START_LIMIT)
         yield running
+
+
+@pytest.fixture
+def meanwhile(request: pytest.FixtureRequest, pairs: Pairs) -> Meanwhile:
+    """Starts the engines of the pair that later tests ask for next. A test calls it when all that it has left
+    to do is to wait, and on the host of this process."""
+    items: list[pytest.Item] = request.session.items
+    own = _pair_of(request.node)
+    names = (_pair_of(item) for item in items[items.index(request.node) :])
+    following = next((name for name in names if name not in (None, own)), None)
+
+    def begin() -> None:
+        # Where it is not possible, the tests that ask for the pair say so.
+        with contextlib.suppress(CannotError):
+            if following is not None:
+                pairs.begin(following)
+
+    return begin
+
+
+def _pair_of(item: pytest.Item) -> str | None:
+    """The name of the pair that a test asks for."""
+    name = item.callspec.params.get("pair") if hasattr(item, "callspec") else None
+    return None if name is None else str(name)
 
 
 @pytest.fixture(scope="session")

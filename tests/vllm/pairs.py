@@ -174,10 +174,53 @@ class Pair:
         return client.metrics(self.decode.url)[COMPUTED]
 
 
-def start_pair(
+@dataclass(frozen=True)
+class Starting:
+    """A pair whose engines were started and may not be up yet; it has no router so far."""
+
+    spec: PairSpec
+    folder: Path
+    hosts: Hosts
+    fleet: Fleet
+    servers: Sequence[HttpServer]
+    starts: Mapping[str, Callable[[], HttpServer]]
+    router_port: int
+    reports: Sequence[Path]
+    wire: Wire | None
+
+    def ready(self) -> Pair:
+        """Wait for the engines, and start the router."""
+        try:
+            deadline = time.monotonic() + START_LIMIT
+            with _inside(self.hosts[0]):
+                for server in self.servers:
+                    server.wait_ready(deadline)
+                prefill, decode = self.servers
+                started = start_router(
+                    [prefill.url], [decode.url], self.router_port, self.folder, self.spec.mode
+                )
+                router = self.fleet.add(started)
+                router.wait_ready(time.monotonic() + START_LIMIT)
+        except BaseException:
+            self.stop()
+            raise
+        reverse, forward = map(ReportReader, self.reports)
+        return Pair(
+            self.spec, prefill, decode, router, forward, reverse, self.fleet, self.starts, self.hosts,
+            self.wire,
+        )  # fmt: skip
+
+    def stop(self) -> None:
+        """Stop all of it."""
+        self.fleet.stop()
+        if self.wire is not None:
+            self.wire.end()
+
+
+def begin_pair(
     spec: PairSpec, model: Path, folder: Path, hosts: Hosts = THIS_HOST, parent: ForkParent | None = None
-) -> Pair:
-    """Start the engines side by side, each on its host, then the router.
+) -> Starting:
+    """Start the engines side by side, each on its host, and wait for nothing.
 
     Without a `parent` to fork them they are started by their command lines, whatever the spec says.
     """
@@ -190,7 +233,6 @@ def start_pair(
     fleet = Fleet()
     wire = None
     try:
-        deadline = time.monotonic() + START_LIMIT
         with _inside(hosts[0]):
             *ports, router_port, kv_port = free_ports(4)
             wire = Wire(kv_port).begin() if spec.wired else None
@@ -199,18 +241,19 @@ def start_pair(
                 for engine, host, port in zip(_engines(spec, reports, hosts, wire), hosts, ports, strict=True)
             }
             servers = [fleet.add(start()) for start in starts.values()]
-            for server in servers:
-                server.wait_ready(deadline)
-            prefill, decode = servers
-            router = fleet.add(start_router([prefill.url], [decode.url], router_port, folder, spec.mode))
-            router.wait_ready(time.monotonic() + START_LIMIT)
-        reverse, forward = map(ReportReader, reports)
-        return Pair(spec, prefill, decode, router, forward, reverse, fleet, starts, hosts, wire)
     except BaseException:
         fleet.stop()
         if wire is not None:
             wire.end()
         raise
+    return Starting(spec, folder, hosts, fleet, servers, starts, router_port, reports, wire)
+
+
+def start_pair(
+    spec: PairSpec, model: Path, folder: Path, hosts: Hosts = THIS_HOST, parent: ForkParent | None = None
+) -> Pair:
+    """As `begin_pair`; then wait for the engines, and start the router."""
+    return begin_pair(spec, model, folder, hosts, parent).ready()
 
 
 def start_engine(

@@ -4,7 +4,7 @@ import pytest
 
 from kvik.demo import client
 from kvik.demo.engines import BLOCK_TOKENS
-from tests.vllm.conftest import Reference
+from tests.vllm.conftest import Meanwhile, Reference
 from tests.vllm.leaving import ask_and_leave
 from tests.vllm.pairs import (
     BLOCK_BYTES,
@@ -47,7 +47,7 @@ def test_handover_beside_another_connector(pair: Pair, reference: Reference) -> 
 
 
 @several
-def test_aborted_while_waiting_for_kv(pair: Pair, reference: Reference) -> None:
+def test_aborted_while_waiting_for_kv(pair: Pair, reference: Reference, meanwhile: Meanwhile) -> None:
     """A client leaves while decode waits for its KV: kvik alone has something to end, and both servers go
     on."""
     prompt, again = prompt_of(1500, seed=62), prompt_of(400, seed=63)
@@ -60,6 +60,7 @@ def test_aborted_while_waiting_for_kv(pair: Pair, reference: Reference) -> None:
     finally:
         thaw()
     assert client.complete(pair.router.url, again, TOKENS).tokens == reference(again, TOKENS)
+    meanwhile()
     for engine in pair.engines():
         wait_used(engine, 0.0, EXPIRY + SLACK)
 

@@ -11,7 +11,7 @@ import pytest
 
 from kvik.demo import client
 from kvik.demo.checkpoint import KV_BYTES_PER_TOKEN
-from tests.vllm.conftest import Reference, expected
+from tests.vllm.conftest import Meanwhile, Reference, expected
 from tests.vllm.leaving import ask_and_leave
 from tests.vllm.pairs import (
     BLOCK_BYTES,
@@ -213,7 +213,7 @@ def test_the_link_is_cut_in_the_middle(pair: Pair, reference: Reference) -> None
 
 
 @brief
-def test_prefill_is_stopped_in_the_middle(pair: Pair, reference: Reference) -> None:
+def test_prefill_is_stopped_in_the_middle(pair: Pair, reference: Reference, meanwhile: Meanwhile) -> None:
     """It says nothing more, and its connections stay: decode takes it for lost, and computes the prompt."""
     learn(pair)
     level = used(pair.prefill)
@@ -228,6 +228,7 @@ def test_prefill_is_stopped_in_the_middle(pair: Pair, reference: Reference) -> N
     finally:
         for let_go in thaw:
             let_go()
+    meanwhile()
     wait_used(pair.prefill, level, SLACK + EXPIRY)
 
 

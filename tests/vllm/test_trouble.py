@@ -5,7 +5,7 @@ import random
 import pytest
 
 from kvik.demo import client
-from tests.vllm.conftest import Reference
+from tests.vllm.conftest import Meanwhile, Reference
 from tests.vllm.leaving import ask_and_leave
 from tests.vllm.pairs import EXPIRY, Pair, freeze, prompt_of, used, wait_used
 
@@ -55,12 +55,13 @@ def test_ends_with_the_first_token(pair: Pair) -> None:
 
 
 @plain
-def test_offer_nobody_takes(pair: Pair) -> None:
+def test_offer_nobody_takes(pair: Pair, meanwhile: Meanwhile) -> None:
     """A client that leaves after prefill, behind a proxy that says nothing: the offer ends with its
     expiry."""
     before = levels(pair)
     assert pair.prefill_by_hand(prompt_of(1000, seed=32)) is not None
     assert used(pair.prefill) > before[0], "the offered KV blocks are not held"
+    meanwhile()
     wait_back(pair, before, EXPIRY + SLACK)
 
 

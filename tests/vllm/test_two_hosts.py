@@ -6,7 +6,7 @@ import pytest
 
 from kvik.demo import client
 from tests.netns.hosts import Host
-from tests.vllm.conftest import Reference
+from tests.vllm.conftest import Meanwhile, Reference
 from tests.vllm.pairs import BLOCK_BYTES, EXPIRY, Pair, blocks_of, prompt_of, used, wait_used
 
 TOKENS = 16
@@ -48,7 +48,7 @@ def test_handover_over_one_socket(pair: Pair, reference: Reference) -> None:
 
 
 @pytest.mark.parametrize("pair", ["two-secrets"], indirect=True)
-def test_another_secret_moves_nothing(pair: Pair, reference: Reference) -> None:
+def test_another_secret_moves_nothing(pair: Pair, reference: Reference, meanwhile: Meanwhile) -> None:
     """Decode does not know prefill's secret: it computes every prompt itself, and says why."""
     lengths = (129, 300, 1000)
     prompts = [prompt_of(length, seed=51) for length in lengths]
@@ -63,6 +63,7 @@ def test_another_secret_moves_nothing(pair: Pair, reference: Reference) -> None:
         ("failed", "secret_mismatch", 0)
     ] * 3
     assert "the two engines have different secrets" in pair.decode.log.read_text()
+    meanwhile()
     with pair.near():
         assert pair.decode_computed() - computed >= sum(lengths)
         wait_used(pair.prefill, before, EXPIRY + SLACK)
