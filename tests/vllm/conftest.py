@@ -115,6 +115,13 @@ def fork_parent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkParent
             yield parent
 
 
+@pytest.fixture(scope="session", autouse=True)
+def imports(request: pytest.FixtureRequest) -> None:
+    """Where some test needs a server, vLLM is imported there while the first tests run, which need none."""
+    if any("fork_parent" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("fork_parent")
+
+
 @pytest.fixture(scope="session")
 def alone(
     model: Path, fork_parent: ForkParent, tmp_path_factory: pytest.TempPathFactory
