@@ -1,4 +1,5 @@
-"""vLLM servers that are forked from a process in which vLLM is imported already; see `fork_parent`."""
+"""vLLM servers, and programs that use vLLM, forked from a process in which vLLM is imported already; see
+`fork_parent`."""
 
 import contextlib
 import json
@@ -15,7 +16,7 @@ from typing import IO, BinaryIO
 
 from kvik.demo.engines import EngineSpec
 from kvik.roles import keeper
-from kvik.roles.processes import HttpServer, Keeper
+from kvik.roles.processes import HttpServer, Keeper, Process
 from tests.vllm import fork_parent
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +116,21 @@ class ForkedKeeper:
         if self._ended is None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
+
+
+class ForkedProgram(Process):
+    """`python -m MODULE ...`, but forked: with the environment of a server, and without standard input."""
+
+    def __init__(
+        self, parent: ForkParent, name: str, module: str, arguments: Sequence[str], log: Path
+    ) -> None:
+        """Start it."""
+        self._parent = parent
+        environment = EngineSpec(name, env={"PYTHONPATH": str(ROOT)}).environment()
+        super().__init__(name, [sys.executable, "-m", module, *arguments], log, environment)
+
+    def _launch(self, out: BinaryIO, env: Mapping[str, str]) -> Keeper:
+        return self._parent.fork(self.command, self.grace, out, env)
 
 
 class ForkedServer(HttpServer):

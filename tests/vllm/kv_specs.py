@@ -1,6 +1,6 @@
 """Asks vLLM how it keeps the KV of a model; one process a tensor-parallel rank, one JSON line a question.
 
-    python -m tests.vllm.kv_specs RANK TP RENDEZVOUS_FILE < questions
+    python -m tests.vllm.kv_specs RANK TP RENDEZVOUS_FILE QUESTIONS_FILE ANSWERS_FILE
 
 A question is a line `{"config": {...}, "engine": {...}}`: the content of a `config.json`, and arguments for
 vLLM's `EngineArgs`. No weights, no tokenizer, no download: vLLM builds its own model on torch's "meta"
@@ -20,18 +20,18 @@ BLOCKS = 5  # KV blocks to allocate: enough for one short request, and for strid
 HEADS = ((8, 8), (8, 4), (8, 2), (8, 1))  # attention heads and KV heads of projections to ask about
 
 
-def main(rank: int, tp: int, rendezvous: str) -> None:
-    """Answer the questions on standard input."""
+def main(rank: int, tp: int, rendezvous: str, asked: str, answers: str) -> None:
+    """Answer the questions of a file in another one."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR")
     os.environ.update(VLLM_NO_USAGE_STATS="1", VLLM_CPU_KVCACHE_SPACE="1")
-    questions = [json.loads(line) for line in sys.stdin]
+    questions = [json.loads(line) for line in Path(asked).read_text().splitlines()]
     register_in_process({name for question in questions for name in question["config"]["architectures"]})
     os.environ["VLLM_DIST_IDENT"] = Path(rendezvous).name  # as its executor names a group of workers
-    with parallel(rank, tp, rendezvous):
+    with parallel(rank, tp, rendezvous), Path(answers).open("w") as out:
         for question in questions:
-            print(json.dumps(_answer(question["config"], question["engine"], tp)), flush=True)
+            print(json.dumps(_answer(question["config"], question["engine"], tp)), file=out)
         for query_heads, kv_heads in HEADS:
-            print(json.dumps(_heads_kept(query_heads, kv_heads)), flush=True)
+            print(json.dumps(_heads_kept(query_heads, kv_heads)), file=out)
 
 
 def register_in_process(architectures: set[str]) -> None:
@@ -151,4 +151,4 @@ def _heads_kept(query_heads: int, kv_heads: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])
+    main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -1,6 +1,6 @@
 """Asks vLLM what each layer of a model keeps of a request; one JSON line a question.
 
-    python -m tests.vllm.kv_windows RENDEZVOUS_FILE < questions
+    python -m tests.vllm.kv_windows RENDEZVOUS_FILE QUESTIONS_FILE ANSWERS_FILE
 
 Questions are those of `tests.vllm.kv_specs`, with `"tokens"`: numbers of computed tokens. Answers are what
 each layer's own specification says of its block, and how many blocks vLLM's manager for such layers keeps of
@@ -18,16 +18,16 @@ from typing import Any
 from tests.vllm.kv_specs import parallel, register_in_process
 
 
-def main(rendezvous: str) -> None:
-    """Answer the questions on standard input."""
+def main(rendezvous: str, asked: str, answers: str) -> None:
+    """Answer the questions of a file in another one."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_LOGGING_LEVEL="ERROR")
     os.environ.update(VLLM_NO_USAGE_STATS="1", VLLM_CPU_KVCACHE_SPACE="1")
     os.environ["VLLM_DIST_IDENT"] = Path(rendezvous).name
-    questions = [json.loads(line) for line in sys.stdin]
+    questions = [json.loads(line) for line in Path(asked).read_text().splitlines()]
     register_in_process({name for question in questions for name in question["config"]["architectures"]})
-    with parallel(0, 1, rendezvous):
+    with parallel(0, 1, rendezvous), Path(answers).open("w") as out:
         for question in questions:
-            print(json.dumps(_answer(question)), flush=True)
+            print(json.dumps(_answer(question)), file=out)
 
 
 def _answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -76,4 +76,4 @@ def _layer(name: str, spec: Any, tokens: list[int]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

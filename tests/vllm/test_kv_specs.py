@@ -9,9 +9,6 @@ the tokens that vLLM chooses on a CPU. Strides and offsets are read from the ten
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +16,12 @@ from typing import Any
 
 import pytest
 
+from kvik.roles.processes import Process
 from kvik.shapes import ModelShape, ShapeError, presets
+from tests.vllm.forked import ForkedProgram, ForkParent
 from tests.vllm.kv_specs import HEADS, register_in_process
 
-ROOT = Path(__file__).parents[2]
-LIMIT = 900.0  # seconds; 20 where nothing else runs
+LIMIT = 900.0  # seconds; 10 where nothing else runs
 pytestmark = pytest.mark.timeout(LIMIT + 60)
 
 
@@ -114,51 +112,42 @@ Answers = dict[int, list[list[dict[str, Any]]]]  # by tensor-parallel size and r
 
 @dataclass(frozen=True)
 class Asked:
-    """A process of vLLM that answers all questions, and the files with what it says."""
+    """A process of vLLM that answers all questions, and the file with what it says."""
 
-    process: "subprocess.Popen[bytes]"
+    process: Process
     said: Path
-    log: Path
 
     @classmethod
-    def start(cls, rank: int, tp: int, folder: Path) -> "Asked":
+    def start(cls, parent: ForkParent, rank: int, tp: int, folder: Path) -> "Asked":
         """Ask as one rank; the ranks of one size meet by a file in the folder."""
         name = f"rank-{rank}-of-{tp}"
-        argv = [sys.executable, "-m", "tests.vllm.kv_specs", str(rank), str(tp), str(folder / f"meet-{tp}")]
         questions, said, log = (folder / f"{name}.{kind}" for kind in ("ask", "said", "log"))
         lines = [json.dumps({"config": case.config, "engine": case.engine}) for case in CASES]
         questions.write_text("\n".join(lines) + "\n")
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        with questions.open("rb") as asking, said.open("wb") as out, log.open("wb") as err:
-            process = subprocess.Popen(argv, cwd=ROOT, env=env, stdin=asking, stdout=out, stderr=err)
-        return cls(process, said, log)
+        arguments = [str(rank), str(tp), str(folder / f"meet-{tp}"), str(questions), str(said)]
+        return cls(ForkedProgram(parent, name, "tests.vllm.kv_specs", arguments, log), said)
 
     def answers(self) -> list[dict[str, Any]]:
         """Wait for its end; the answers in the order of the questions."""
-        code = self.process.wait(LIMIT)
-        assert code == 0, f"vLLM could not answer:\n{self.log.read_text()[-6000:]}"
-        found = [json.loads(line) for line in self.said.read_text().splitlines() if line.startswith("{")]
+        status = self.process.wait(LIMIT)
+        assert status == 0, f"vLLM could not answer (status {status}):\n{self.process.tail()}"
+        found = [json.loads(line) for line in self.said.read_text().splitlines()]
         assert len(found) == len(CASES) + len(HEADS)
         return found
 
-    def stop(self) -> None:
-        """End it, if it has not ended."""
-        self.process.kill()
-        self.process.wait()
-
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
+def answers(fork_parent: ForkParent, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Answers]:
     """What vLLM says of every case, and then of heads: alone, and on each of two ranks."""
     folder = tmp_path_factory.mktemp("kv-specs")
     asked: dict[int, list[Asked]] = {1: [], 2: []}
     try:
         for tp, ranks in asked.items():
-            ranks.extend(Asked.start(rank, tp, folder) for rank in range(tp))
+            ranks.extend(Asked.start(fork_parent, rank, tp, folder) for rank in range(tp))
         yield {tp: [rank.answers() for rank in ranks] for tp, ranks in asked.items()}
     finally:
         for rank in (*asked[1], *asked[2]):
-            rank.stop()
+            rank.process.stop()
 
 
 @pytest.mark.parametrize("tp", [1, 2])

@@ -6,20 +6,15 @@ request are passed. `test_kv_specs` has the models whose layers are alike, with 
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvik.shapes import presets
 from kvik_lab.physics.kv import ModelKv, kv_size, stage_layers
-from tests.vllm.kv_specs import __file__ as _beside
+from tests.vllm.forked import ForkedProgram, ForkParent
 
-ROOT = Path(_beside).parents[2]
-LIMIT = 600.0  # seconds; 30 where nothing else runs
+LIMIT = 600.0  # seconds; 20 where nothing else runs
 TOKENS = (1, 31, 32, 33, 500, 1024, 1055, 1500)
 pytestmark = pytest.mark.timeout(LIMIT + 60)
 
@@ -79,20 +74,23 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], str | None]] = {
 
 
 @pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def answers(fork_parent: ForkParent, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What vLLM says of every case."""
     folder = tmp_path_factory.mktemp("kv-windows")
     asked = "\n".join(
         json.dumps({"config": config, "engine": engine, "tokens": TOKENS})
         for config, engine, _ in CASES.values()
     )
-    argv = [sys.executable, "-m", "tests.vllm.kv_windows", str(folder / "meet")]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        argv, cwd=ROOT, env=env, input=asked + "\n", capture_output=True, text=True, timeout=LIMIT
-    )
-    assert done.returncode == 0, f"vLLM could not answer:\n{done.stderr[-6000:]}"
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    meet, questions, said, log = (folder / name for name in ("meet", "ask", "said", "log"))
+    questions.write_text(asked + "\n")
+    arguments = [str(meet), str(questions), str(said)]
+    process = ForkedProgram(fork_parent, "kv-windows", "tests.vllm.kv_windows", arguments, log)
+    try:
+        status = process.wait(LIMIT)
+        assert status == 0, f"vLLM could not answer (status {status}):\n{process.tail()}"
+    finally:
+        process.stop()
+    found = [json.loads(line) for line in said.read_text().splitlines()]
     return dict(zip(CASES, found, strict=True))
 
 
