@@ -8,6 +8,7 @@ for the end of a grant, which takes no processor, the engines of the next pair b
 
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -68,18 +69,53 @@ SPECS = {
     )
 }
 TRUST: list[str] = []  # the table of test_trust
-Reference = Callable[[list[int], int], list[int]]
 Meanwhile = Callable[[], None]
+
+
+class Reference:
+    """What one engine alone answers to prompts: each is computed once, and one at a time."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._pool = ThreadPoolExecutor(1)
+        self._held = threading.Lock()
+        self._known: dict[tuple[int, ...], Future[list[int]]] = {}
+
+    def __call__(self, prompt: list[int], tokens: int) -> list[int]:
+        """So many tokens."""
+        return self.soon(prompt, tokens).result()
+
+    def soon(self, prompt: list[int], tokens: int) -> Future[list[int]]:
+        """The same, without waiting: a test that asks for it before it needs it lets both processors work."""
+        key = (tokens, *prompt)
+        with self._held:
+            one = self._known.get(key)
+            if one is None or one.cancelled() or (one.done() and one.exception() is not None):
+                one = self._known[key] = self._pool.submit(self._ask, prompt, tokens)
+            return one
+
+    def _ask(self, prompt: list[int], tokens: int) -> list[int]:
+        answer = client.complete(self._url, prompt, tokens).tokens
+        assert len(answer) == tokens
+        return answer
+
+    def stop(self) -> None:
+        """Ask for nothing more."""
+        self._pool.shutdown(cancel_futures=True)
 
 
 @contextlib.contextmanager
 def expected(
     reference: Reference, prompts: Sequence[list[int]], tokens: int
 ) -> Iterator[list[Future[list[int]]]]:
-    """The answers of the engine alone, one prompt at a time, while the block has a pair answer: it has not
-    to wait for them afterwards."""
-    with ThreadPoolExecutor(1) as pool:
-        yield [pool.submit(reference, prompt, tokens) for prompt in prompts]
+    """The answers of the engine alone, while the block has a pair answer: it has not to wait for them
+    afterwards. After a failure nothing is left to be computed."""
+    answers = [reference.soon(prompt, tokens) for prompt in prompts]
+    try:
+        yield answers
+    finally:
+        for one in answers:
+            one.cancel()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -219,16 +255,9 @@ def _pair_of(item: pytest.Item) -> str | None:
 
 
 @pytest.fixture(scope="session")
-def reference(alone: HttpServer) -> Reference:
-    """The tokens that the engine alone answers to a prompt; each prompt is computed once."""
+def reference(alone: HttpServer) -> Iterator[Reference]:
+    """The tokens that the engine alone answers to a prompt."""
     alone.wait_ready(time.monotonic() + START_LIMIT)
-    known: dict[tuple[int, ...], list[int]] = {}
-
-    def answer(prompt: list[int], tokens: int) -> list[int]:
-        key = (tokens, *prompt)
-        if key not in known:
-            known[key] = client.complete(alone.url, prompt, tokens).tokens
-            assert len(known[key]) == tokens
-        return known[key]
-
-    return answer
+    made = Reference(alone.url)
+    yield made
+    made.stop()

@@ -25,6 +25,7 @@ small_cache = pytest.mark.parametrize("pair", ["wired"], indirect=True)
 def test_prefill_in_chunks(pair: Pair, reference: Reference, length: int) -> None:
     """A prompt is computed 256 tokens at a time, and handed over once."""
     prompt = prompt_of(length, seed=70)
+    reference.soon(prompt, TOKENS)
     pair.reports.new()
     computed = pair.decode_computed()
     assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
@@ -43,20 +44,23 @@ def _samples(url: str, prompt: Sequence[int], **more: object) -> list[list[int]]
 @small_steps
 def test_several_samples(pair: Pair, reference: Reference) -> None:
     """The samples of one request share an offer, which one of them takes."""
-    prompt = prompt_of(800, seed=71)
+    prompt, other = prompt_of(800, seed=71), prompt_of(700, seed=71)
+    for one in (prompt, other):
+        reference.soon(one, TOKENS)
     pair.reports.new()
     params = pair.prefill_by_hand(prompt)
     assert _samples(pair.decode.url, prompt, kv_transfer_params=params) == [reference(prompt, TOKENS)] * 3
     assert "loaded" in [load.outcome for load in pair.reports.wait(1)]
     # kvik's router has decode compute what is to be sampled several times.
-    prompt = prompt_of(700, seed=71)
-    assert _samples(pair.router.url, prompt) == [reference(prompt, TOKENS)] * 3
+    assert _samples(pair.router.url, other) == [reference(other, TOKENS)] * 3
 
 
 @small_steps
 def test_several_prompts(pair: Pair, reference: Reference) -> None:
     """kvik's router has decode compute a request of several prompts."""
     prompts = [prompt_of(length, seed=72) for length in (500, 300)]
+    for prompt in prompts:
+        reference.soon(prompt, TOKENS)
     answer = client.post(pair.router.url, client.body([], TOKENS) | {"prompt": prompts})
     choices = answer["choices"]
     assert isinstance(choices, list)
@@ -67,6 +71,7 @@ def test_several_prompts(pair: Pair, reference: Reference) -> None:
 def test_lora(pair: Pair, reference: Reference) -> None:
     """KV of an adapter goes to requests for this adapter, and to no other ones."""
     prompt = prompt_of(600, seed=74)
+    reference.soon(prompt, TOKENS)
     adapted = client.body(prompt, TOKENS, model=ADAPTED)
     expected = client.tokens_of(client.post(pair.prefill.url, adapted))
     assert expected != reference(prompt, TOKENS), "the adapter changes nothing"
@@ -78,6 +83,7 @@ def test_lora(pair: Pair, reference: Reference) -> None:
         assert (one.outcome, one.bytes) == ("loaded", blocks_of(600) * BLOCK_BYTES)
     # What the adapter's prefill offers is refused for the model without it.
     prompt = prompt_of(601, seed=74)
+    reference.soon(prompt, TOKENS)
     params = pair.prefill_by_hand(prompt, model=ADAPTED)
     pair.reports.new()
     assert pair.decode_by_hand(prompt, params, TOKENS) == reference(prompt, TOKENS)

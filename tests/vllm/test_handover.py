@@ -94,10 +94,12 @@ def test_unequal_ranks(pair: Pair, reference: Reference, turned: bool) -> None:
     """One rank hands over to two, and two to one: each moves its half of the heads, or of the layers."""
     running = pair.turned() if turned else pair
     before, computed = used(running.prefill), running.decode_computed()
-    for length in SMALL:
-        prompt = prompt_of(length, seed=7 + turned)
-        params = running.prefill_by_hand(prompt)
-        assert running.decode_by_hand(prompt, params, TOKENS) == reference(prompt, TOKENS), f"{length} tokens"
+    prompts = [prompt_of(length, seed=7 + turned) for length in SMALL]
+    with expected(reference, prompts, TOKENS) as right:
+        for prompt, one in zip(prompts, right, strict=True):
+            params = running.prefill_by_hand(prompt)
+            answer = running.decode_by_hand(prompt, params, TOKENS)
+            assert answer == one.result(), f"{len(prompt)} tokens"
     lengths = [length for length in SMALL if length > 1]
     loads = running.reports.wait(2 * len(lengths))
     print(*loads, sep="\n")
@@ -178,6 +180,8 @@ def test_only_missing_blocks_move(pair: Pair, reference: Reference, common: int,
     """What decode's prefix cache already holds is not moved again."""
     first = prompt_of(common, seed=4)
     second = first + prompt_of(length - common, seed=5)
+    for prompt in (first, second):
+        reference.soon(prompt, TOKENS)
     assert ask(pair, [first], 1)[0] == reference(first, TOKENS)
     pair.reports.wait(1)
     assert ask(pair, [second], 1)[0] == reference(second, TOKENS)
@@ -192,6 +196,7 @@ def test_only_missing_blocks_move(pair: Pair, reference: Reference, common: int,
 def test_known_prompt_moves_nothing(pair: Pair, reference: Reference) -> None:
     """The same prompt again, where all KV blocks but the last token's are cached at decode."""
     prompt = prompt_of(4 * BLOCK_TOKENS + 1, seed=6)
+    reference.soon(prompt, TOKENS)
     assert ask(pair, [prompt], 1)[0] == reference(prompt, TOKENS)
     assert len(pair.reports.wait(1)) == 1
     assert ask(pair, [prompt], 1)[0] == reference(prompt, TOKENS)

@@ -1,15 +1,16 @@
 """Changed `kv_transfer_params` through decode's own port: a sample of `python -m tests.vllm.params`."""
 
 import random
+from itertools import chain
 
 import pytest
 
 from tests.python.peers import random_seed
-from tests.vllm.conftest import Reference
+from tests.vllm.conftest import Reference, expected
 from tests.vllm.pairs import Pair
 from tests.vllm.params import catalogue, table
 from tests.vllm.params.mutations import Mutation
-from tests.vllm.params.trial import Scene, attempt
+from tests.vllm.params.trial import TOKENS, Scene, attempt, prompts_of
 
 SAMPLE, SAMPLE_OF_RANKS = 20, 6
 TIME = pytest.mark.timeout(600)
@@ -23,11 +24,15 @@ def check(
     scene = Scene([pair.prefill], pair.decode, pair.reports, reference)
     # Those whose load waits for a grant that is not there take as long as a load may: they are left out here.
     chosen = [*known, *catalogue.choose([one for one in others if not one.slow], count, rng)]
+    seeds = [rng.getrandbits(64) for _ in chosen]
+    # The prompts are the first that an attempt draws.
+    drawn = [prompts_of(one.prompts, random.Random(seed)) for one, seed in zip(chosen, seeds, strict=True)]
     print(table.HEAD)
     rows = []
-    for mutation in chosen:
-        rows.append(attempt(scene, mutation, random.Random(rng.getrandbits(64))))
-        print(table.line(rows[-1]))
+    with expected(reference, [*chain(*drawn)], TOKENS):
+        for mutation, seed in zip(chosen, seeds, strict=True):
+            rows.append(attempt(scene, mutation, random.Random(seed)))
+            print(table.line(rows[-1]))
     print(*table.summary(rows), sep="\n")
     assert [(row.mutation.family, row.mutation.name, row.wrong) for row in rows if row.wrong] == []
     refused = {name for row in rows for name in row.names}

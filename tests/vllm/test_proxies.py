@@ -27,6 +27,7 @@ plain = pytest.mark.parametrize("pair", ["no-prefix-cache"], indirect=True)
 def test_copying_proxy(pair: Pair, reference: Reference, length: int) -> None:
     """A proxy that forwards one dict untouched is enough."""
     prompt = prompt_of(length, seed=20)
+    reference.soon(prompt, TOKENS)
     pair.reports.new()
     with CopyingProxy(pair.prefill.url, pair.decode.url) as proxy:
         answer = client.complete(proxy.url, prompt, TOKENS)
@@ -44,13 +45,15 @@ def test_one_flipped_byte_is_seen(
         extra={"expiry": EXPIRY, "verify": "off"},
     )  # fmt: skip
     spec = EngineSpec("flipping", connector, prefix_caching=False, env={"PYTHONPATH": str(ROOT)})
+    prompts = [prompt_of(length, seed=21) for length in (2, 40, 127, 128, 300)]
+    for prompt in prompts:
+        reference.soon(prompt, TOKENS)
     with Fleet() as fleet:
         flipping = fleet.add(start_engine(fork_parent, model, spec, free_ports(1)[0], tmp_path))
         flipping.wait_ready(time.monotonic() + START_LIMIT)
         spoilt = replace(pair, prefill=flipping)
         different = 0
-        for length in (2, 40, 127, 128, 300):
-            prompt = prompt_of(length, seed=21)
+        for prompt in prompts:
             params = spoilt.prefill_by_hand(prompt)
             assert params is not None
             pair.reports.new()
@@ -63,6 +66,7 @@ def test_one_flipped_byte_is_seen(
 def test_the_router_says_where_the_time_went(pair: Pair, reference: Reference) -> None:
     """A whole answer carries route, prefill, KV wait and decode in its Server-Timing, and one request id."""
     prompt = prompt_of(300, seed=22)
+    reference.soon(prompt, TOKENS)
     request = urllib.request.Request(  # noqa: S310 - a URL of this test's own server
         f"{pair.router.url}/v1/completions",
         data=json.dumps(client.body(prompt, TOKENS)).encode(),

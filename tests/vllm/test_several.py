@@ -33,6 +33,7 @@ def test_handover_beside_another_connector(pair: Pair, reference: Reference) -> 
     before = client.metrics(pair.decode.url)
     for length in LENGTHS:
         prompt = prompt_of(length, seed=61)
+        reference.soon(prompt, TOKENS)
         pair.reports.new()
         assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
         (load,) = pair.reports.wait(1)

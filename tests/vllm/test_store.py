@@ -20,7 +20,7 @@ from kvik.roles.ports import free_ports
 from kvik.roles.processes import Fleet, HttpServer
 from tests.python.store_rig import Served
 from tests.vllm.adapter import write_adapter
-from tests.vllm.conftest import SMALL_STEPS, Reference
+from tests.vllm.conftest import SMALL_STEPS, Reference, expected
 from tests.vllm.following import Follower
 from tests.vllm.forked import ForkParent
 from tests.vllm.pairs import (
@@ -175,6 +175,7 @@ def test_kv_outlives_the_engine(stored: Stored, reference: Reference) -> None:
     """Computed once; found by an engine that was started again, which computes what no whole block holds. An
     adapter's KV is found by its weights: not under the name that it had, but under the one that it has."""
     prompt = prompt_of(LENGTH, seed=80)
+    reference.soon(prompt, TOKENS)
     answer, grown = stored.ask(prompt)
     assert answer == reference(prompt, TOKENS)
     assert from_store(grown) == (0, 0, LENGTH)
@@ -198,12 +199,13 @@ def test_kv_outlives_the_engine(stored: Stored, reference: Reference) -> None:
 
 def test_events_tell_what_a_later_request_finds(stored: Stored, reference: Reference) -> None:
     prompt = prompt_of(LENGTH, seed=89)
+    longer = [*prompt[:-1], *prompt_of(BLOCK_TOKENS, seed=90)]
+    reference.soon(longer, TOKENS)
     stored.ask(prompt)
     stored.saved(0)
     stored.tells(prompt, BLOCKS, *KVIKS)
     known = [stored.events.media[medium].prefix(prompt) for medium in KVIKS]
     assert known[0] == known[1]
-    longer = [*prompt[:-1], *prompt_of(BLOCK_TOKENS, seed=90)]
     finds = len(stored.events.media["CPU"].prefix(longer)) * BLOCK_TOKENS
     answer, grown = stored.ask(longer)
     assert answer == reference(longer, TOKENS)
@@ -215,14 +217,13 @@ def test_events_tell_what_a_later_request_finds(stored: Stored, reference: Refer
 def test_preempted(stored: Stored, reference: Reference) -> None:
     """Requests that lose their KV blocks get those back that the store has."""
     prompts = [prompt_of(600 + i, seed=73) for i in range(5)]
-    for prompt in prompts:
-        stored.ask(prompt)
-        stored.saved(0)
-    before = client.metrics(stored.engine.url)
-    with ThreadPoolExecutor(len(prompts)) as pool:
+    with ThreadPoolExecutor(len(prompts)) as pool, expected(reference, prompts, 300) as right:
+        for prompt in prompts:
+            stored.ask(prompt)
+            stored.saved(0)
+        before = client.metrics(stored.engine.url)
         asked = [pool.submit(client.complete, stored.engine.url, prompt, 300) for prompt in prompts]
-        answers = [one.result().tokens for one in asked]
-    assert answers == [reference(prompt, 300) for prompt in prompts]
+        assert [one.result().tokens for one in asked] == [one.result() for one in right]
     wait_used(stored.engine, 0.0, SLACK)
     after = client.metrics(stored.engine.url)
     grown = {name: amount - before.get(name, 0.0) for name, amount in after.items()}
@@ -235,6 +236,7 @@ def test_preempted(stored: Stored, reference: Reference) -> None:
 def test_the_own_memory_comes_first(stored: Stored, reference: Reference) -> None:
     """What this process has kept is not read from the server."""
     prompt = prompt_of(LENGTH, seed=81)
+    reference.soon(prompt, TOKENS)
     stored.ask(prompt)
     stored.saved(0)
     answer, grown = stored.ask(prompt)
@@ -244,6 +246,7 @@ def test_the_own_memory_comes_first(stored: Stored, reference: Reference) -> Non
 
 def test_a_salt_sets_tenants_apart(stored: Stored, reference: Reference) -> None:
     prompt = prompt_of(LENGTH, seed=82)
+    reference.soon(prompt, TOKENS)
     stored.ask(prompt, cache_salt="one")
     stored.saved(0)
     answer, grown = stored.ask(prompt, cache_salt="two")
@@ -257,6 +260,8 @@ def test_a_salt_sets_tenants_apart(stored: Stored, reference: Reference) -> None
 def test_a_store_that_stops_dies_and_comes_back(stored: Stored, reference: Reference) -> None:
     """Every request is answered with the right tokens, and hits resume by themselves."""
     lost = [prompt_of(LENGTH, seed) for seed in range(83, 87)]
+    for prompt in lost:
+        reference.soon(prompt, TOKENS)
     took = []
     with stored.store.stopped():
         for prompt in lost[:2]:
@@ -286,6 +291,7 @@ def test_a_store_that_stops_dies_and_comes_back(stored: Stored, reference: Refer
 def test_a_reset_is_told(stored: Stored, reference: Reference) -> None:
     """Nothing of before is found, and everything that was told is told as removed."""
     prompt = prompt_of(LENGTH, seed=91)
+    reference.soon(prompt, TOKENS)
     stored.ask(prompt)
     stored.saved(0)
     stored.tells(prompt, BLOCKS, *KVIKS)
@@ -304,6 +310,7 @@ def test_a_reset_is_told(stored: Stored, reference: Reference) -> None:
 def test_handover_and_store_in_one_connector(pair: Pair, reference: Reference) -> None:
     """A handover comes first; decode keeps what it was handed, and finds it without prefill."""
     prompt = prompt_of(LENGTH, seed=88)
+    reference.soon(prompt, TOKENS)
     pair.reports.new()
     assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
     assert [load.outcome for load in pair.reports.wait(1)] == ["loaded"]
@@ -321,6 +328,7 @@ def test_beside_another_connector(beside: Stored, reference: Reference) -> None:
     then it is computed, which counts as faster."""
     beside.ask(prompt_of(40, seed=92))  # it hears of kvik's ranks with its first step
     prompt = prompt_of(LENGTH, seed=93)
+    reference.soon(prompt, TOKENS)
     answer, grown = beside.ask(prompt)
     assert (answer, grown[COMPUTED]) == (reference(prompt, TOKENS), LENGTH)
     beside.saved(BLOCKS)

@@ -132,6 +132,8 @@ def test_prefixes_in_both_caches(pair: Pair, reference: Reference) -> None:
     first = prompt_of(1100, seed=104)
     longer = first + prompt_of(900, seed=105)
     for prompt in (first, longer):
+        reference.soon(prompt, TOKENS)
+    for prompt in (first, longer):
         assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
     ranks = max(pair.spec.ranks)  # a read each of every prefill rank, or by every decode rank
     loads = pair.reports.wait((3 + 2) * LAYERS * ranks)
@@ -164,6 +166,7 @@ def test_weights_are_changed_in_place_after_a_stream(pair: Pair, reference: Refe
     done: dict[str, object] = {"status": "paused"} if way == "/pause" else {"success": True}
     learn(pair)
     prompt = prompt_of(1100, seed=len(way))
+    reference.soon(prompt, TOKENS)
     assert client.complete(pair.router.url, prompt, TOKENS).tokens == reference(prompt, TOKENS)
     for engine in pair.engines():
         ask = lambda url=engine.url: client.post(url, {}, path=way)  # noqa: E731
@@ -180,10 +183,12 @@ def test_weights_are_changed_in_place_after_a_stream(pair: Pair, reference: Refe
 
 
 def ask_meanwhile(
-    pair: Pair, prompt: list[int], share: float, act: Callable[[], object], rate: float | None = None
-) -> tuple[list[int], set[str | None]]:
+    pair: Pair, reference: Reference, prompt: list[int], share: float, act: Callable[[], object],
+    rate: float | None = None,
+) -> tuple[list[int], set[str | None]]:  # fmt: skip
     """The answer to a prompt, with something done when such a share of its KV has passed the wire, which
-    carries it at this rate; and why what decode has loaded for it has failed."""
+    carries it at this rate; and why what decode has loaded for it has failed. The engine alone is asked when
+    it is done."""
     assert pair.wire is not None
     pair.wire.slow(rate)
     try:
@@ -192,6 +197,7 @@ def ask_meanwhile(
             carried = int(share * len(prompt) * KV_BYTES_PER_TOKEN)
             assert pair.wire.wait_carried(carried, EXPIRY), "no KV passes"
             act()
+            reference.soon(prompt, TOKENS)
             return answer.result().tokens, {load.reason for load in pair.reports.new()}
     finally:
         pair.wire.slow(None)
@@ -206,7 +212,7 @@ def test_the_link_is_cut_in_the_middle(pair: Pair, reference: Reference) -> None
     for number, share in enumerate((0.0, 0.2, 0.4, 0.6)):
         learn(pair)
         prompt = prompt_of(3000, seed=110 + number)
-        answer, reasons = ask_meanwhile(pair, prompt, share, pair.wire.cut, rate=8e6)
+        answer, reasons = ask_meanwhile(pair, reference, prompt, share, pair.wire.cut, rate=8e6)
         assert answer == reference(prompt, TOKENS), f"cut at {share}: other tokens"
         assert "deadline_exceeded" not in reasons, f"cut at {share}"
     wait_used(pair.prefill, level, SLACK + EXPIRY)
@@ -222,7 +228,7 @@ def test_prefill_is_stopped_in_the_middle(pair: Pair, reference: Reference, mean
     try:
         # On a slow wire, so that most of the KV is still to come when all of its processes have stopped.
         stopped = lambda: thaw.append(freeze(pair.prefill))  # noqa: E731
-        answer, reasons = ask_meanwhile(pair, prompt, 0.3, stopped, rate=2e6)
+        answer, reasons = ask_meanwhile(pair, reference, prompt, 0.3, stopped, rate=2e6)
         assert answer == reference(prompt, TOKENS)
         assert reasons == {"peer_lost"}
     finally:
@@ -253,7 +259,7 @@ def test_prefill_is_killed_in_the_middle(pair: Pair, reference: Reference, numbe
     """The client gets its answer; a server that has started again is pulled from, and then streams."""
     learn(pair)
     prompt = prompt_of(3000, seed=140 + number)
-    answer, reasons = ask_meanwhile(pair, prompt, share, lambda: kill(pair.prefill))
+    answer, reasons = ask_meanwhile(pair, reference, prompt, share, lambda: kill(pair.prefill))
     assert answer == reference(prompt, TOKENS)
     assert "deadline_exceeded" not in reasons
     pair.begin_again("prefill")
@@ -261,6 +267,7 @@ def test_prefill_is_killed_in_the_middle(pair: Pair, reference: Reference, numbe
     # before prefill offers its KV. It pulls the next, from which it has the new one.
     for again in range(3):
         prompt = prompt_of(600, seed=150 + 100 * number + again)
+        reference.soon(prompt, 50)
         pair.reports.new()
         assert client.complete(pair.router.url, prompt, 50).tokens == reference(prompt, 50)
         loads = pair.reports.new()

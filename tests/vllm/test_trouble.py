@@ -101,6 +101,7 @@ def test_prefill_hangs_and_decode_recomputes(pair: Pair, reference: Reference) -
     """The KV does not come: decode takes prefill for lost, and computes the prompt itself."""
     before = levels(pair)
     prompt = prompt_of(900, seed=36)
+    reference.soon(prompt, TOKENS)
     params = pair.prefill_by_hand(prompt)
     pair.reports.new()
     thaw = freeze(pair.prefill)
@@ -118,6 +119,8 @@ def test_prefill_hangs_and_decode_recomputes(pair: Pair, reference: Reference) -
 def test_parameters_used_twice(pair: Pair, reference: Reference) -> None:
     """Parameters that were used up, with their own prompt and with another: never somebody else's KV."""
     first, other = prompt_of(900, seed=37), prompt_of(900, seed=38)
+    for prompt in (first, other):
+        reference.soon(prompt, TOKENS)
     before = levels(pair)
     params = pair.prefill_by_hand(first)
     for prompt, expected in ((first, "loaded"), (first, "failed"), (other, "recomputed")):
@@ -131,6 +134,7 @@ def test_parameters_used_twice(pair: Pair, reference: Reference) -> None:
 def test_expired_offer(pair: Pair, reference: Reference) -> None:
     """An offer that has expired is not read, though its KV may still lie there."""
     prompt = prompt_of(900, seed=39)
+    reference.soon(prompt, TOKENS)
     before = levels(pair)
     params = pair.prefill_by_hand(prompt)
     wait_back(pair, before, EXPIRY + SLACK)
@@ -143,6 +147,7 @@ def test_expired_offer(pair: Pair, reference: Reference) -> None:
 def test_other_cache_salt(pair: Pair, reference: Reference) -> None:
     """The same tokens under another cache salt are another tenant's: their KV is not used."""
     prompt = prompt_of(700, seed=40)
+    reference.soon(prompt, TOKENS)
     before = levels(pair)
     params = pair.prefill_by_hand(prompt, cache_salt="one")
     pair.reports.new()

@@ -97,6 +97,8 @@ def outcomes(pair: Pair) -> list[str]:
 def test_consumed_ticket_with_another_prompt(case: Case, reference: Reference) -> None:
     """The parameters of a request that was answered come back with somebody else's prompt."""
     pair, first, other = case.pair, prompt_of(LENGTH, seed=60), prompt_of(LENGTH, seed=61)
+    for prompt in (first, other):
+        reference.soon(prompt, TOKENS)
     case.watch("prefill", "decode")
     params = pair.prefill_by_hand(first)
     assert pair.decode_by_hand(first, params, TOKENS) == reference(first, TOKENS)
@@ -111,6 +113,7 @@ def test_consumed_ticket_with_another_prompt(case: Case, reference: Reference) -
 def test_ticket_after_its_expiry(case: Case, reference: Reference, meanwhile: Meanwhile) -> None:
     """Nobody comes for an offer in time; then somebody does."""
     pair, prompt = case.pair, prompt_of(LENGTH, seed=62)
+    reference.soon(prompt, TOKENS)
     case.watch("prefill", "decode")
     params = pair.prefill_by_hand(prompt)
     meanwhile()
@@ -124,6 +127,7 @@ def test_ticket_after_its_expiry(case: Case, reference: Reference, meanwhile: Me
 def test_one_bit_flipped_on_the_way(case: Case, reference: Reference) -> None:
     """The bytes that arrive are not those that were sent."""
     pair, prompt = case.pair, prompt_of(LENGTH, seed=63)
+    reference.soon(prompt, TOKENS)
     case.watch("prefill", "decode")
     params = pair.prefill_by_hand(prompt)
     wire_of(pair).flip_one_bit()
@@ -142,6 +146,8 @@ def test_abort_under_memory_pressure(case: Case, reference: Reference) -> None:
     pair = case.pair
     case.watch("prefill", "decode")
     prompts = [prompt_of(1500, seed) for seed in range(70, 75)]  # 12 of decode's 40 KV blocks each
+    for prompt in prompts[3:]:
+        reference.soon(prompt, TOKENS)
     leave = threading.Event()
     with ThreadPoolExecutor(len(prompts)) as pool:
         params = list(pool.map(pair.prefill_by_hand, prompts))
@@ -168,6 +174,7 @@ def test_abort_under_memory_pressure(case: Case, reference: Reference) -> None:
 def test_prefill_killed_before_the_transfer(case: Case, reference: Reference) -> None:
     """The engine that offered the KV is gone when decode comes for it."""
     pair, prompt = case.pair, prompt_of(LENGTH, seed=64)
+    reference.soon(prompt, TOKENS)
     case.watch("decode")
     params = pair.prefill_by_hand(prompt)
     kill(pair.prefill)
@@ -180,6 +187,7 @@ def test_prefill_killed_before_the_transfer(case: Case, reference: Reference) ->
 def test_prefill_restarted_at_the_same_address(case: Case, reference: Reference) -> None:
     """Another start answers at the address of the ticket; it does not know the offer, and says so."""
     pair, prompt = case.pair, prompt_of(LENGTH, seed=65)
+    reference.soon(prompt, TOKENS)
     case.watch("decode")
     params = pair.prefill_by_hand(prompt)
     kill(pair.prefill)
@@ -202,6 +210,7 @@ def test_prefill_killed_during_the_transfer(case: Case, reference: Reference) ->
         half_moved(pair)
         kill(pair.prefill)
         case.happens()
+        reference.soon(prompt, TOKENS)
         # Long before the load's own deadline of 30 s.
         (load,) = pair.reports.wait(1, timeout=DETECTION + SLACK)
         assert load.outcome == "failed"
@@ -212,6 +221,7 @@ def test_prefill_killed_during_the_transfer(case: Case, reference: Reference) ->
 def test_prefill_killed_after_the_transfer(case: Case, reference: Reference) -> None:
     """The KV is loaded: decode needs its owner no more."""
     pair, prompt = case.pair, prompt_of(LENGTH, seed=67)
+    reference.soon(prompt, TOKENS)
     case.watch("decode")
     params = pair.prefill_by_hand(prompt)
     with answering(pair, prompt, params) as answer:
@@ -234,9 +244,10 @@ def test_decode_killed_during_the_transfer(case: Case, reference: Reference) -> 
         assert answer.exception() is not None, "a dead engine answered"
     wire_of(pair).slow(None)
     case.happens()
+    again = prompt_of(LENGTH, seed=69)
+    reference.soon(again, TOKENS)
     wait_used(pair.prefill, case.before["prefill"], EXPIRY + SLACK)
     pair.begin_again("decode")
-    again = prompt_of(LENGTH, seed=69)
     case.happens()
     case.ends(client.complete(pair.router.url, again, TOKENS).tokens, reference(again, TOKENS))
     assert outcomes(pair) == ["loaded"]

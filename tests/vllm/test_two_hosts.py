@@ -6,7 +6,7 @@ import pytest
 
 from kvik.demo import client
 from tests.netns.hosts import Host
-from tests.vllm.conftest import Meanwhile, Reference
+from tests.vllm.conftest import Meanwhile, Reference, expected
 from tests.vllm.pairs import BLOCK_BYTES, EXPIRY, Pair, blocks_of, prompt_of, used, wait_used
 
 TOKENS = 16
@@ -26,8 +26,9 @@ def test_handover_over_one_socket(pair: Pair, reference: Reference) -> None:
     prompts = [prompt_of(length, seed=50) for length in LENGTHS]
     with pair.near():
         computed = pair.decode_computed()
-    for length, prompt, answer in zip(LENGTHS, prompts, ask(pair, prompts), strict=True):
-        assert answer == reference(prompt, TOKENS), f"{length} tokens: other tokens"
+    with expected(reference, prompts, TOKENS) as truth:
+        for length, one, answer in zip(LENGTHS, truth, ask(pair, prompts), strict=True):
+            assert answer == one.result(), f"{length} tokens: other tokens"
     loads = pair.reports.wait(len(LENGTHS))
     print(*loads, sep="\n")
     assert {(load.outcome, load.transport) for load in loads} == {("loaded", "tcp")}
@@ -55,8 +56,9 @@ def test_another_secret_moves_nothing(pair: Pair, reference: Reference, meanwhil
     with pair.near():
         before = used(pair.prefill)
         computed = pair.decode_computed()
-    for length, prompt, answer in zip(lengths, prompts, ask(pair, prompts), strict=True):
-        assert answer == reference(prompt, TOKENS), f"{length} tokens: other tokens"
+    with expected(reference, prompts, TOKENS) as right:
+        for length, one, answer in zip(lengths, right, ask(pair, prompts), strict=True):
+            assert answer == one.result(), f"{length} tokens: other tokens"
     loads = pair.reports.wait(len(lengths))
     print(*loads, sep="\n")
     assert [(load.outcome, load.reason, load.bytes) for load in loads] == [
