@@ -69,6 +69,21 @@ def test_stop_ends_all_descendants(tmp_path: Path) -> None:
     assert gone(grandchild)
 
 
+def test_a_keeper_that_is_late_leaves_nothing(tmp_path: Path) -> None:
+    """One that stood still while its time for this went by has still everything to end."""
+    late = "import sys; from kvik.roles import keeper; keeper.SWEEP_LIMIT = 0.0; keeper.main(sys.argv[1:])"
+    command = [sys.executable, "-c", late, "0", sys.executable, "-c", STUBBORN, str(tmp_path / "pid")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as keeper:
+        grandchild = pid_in(tmp_path / "pid")
+        assert keeper.stdin is not None
+        keeper.stdin.close()
+    try:
+        assert gone(grandchild)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(grandchild, signal.SIGKILL)
+
+
 def test_a_keeper_that_stands_still_leaves_nothing(tmp_path: Path) -> None:
     """As one that gets no processor: what it would have ended is ended for it, and so is the keeper."""
     with Fleet() as fleet:

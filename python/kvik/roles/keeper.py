@@ -30,6 +30,7 @@ from typing import Protocol
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SWEEP_LIMIT = 5.0
+SWEEP_LEAST = 200  # processes; no server has so many
 
 
 class Child(Protocol):
@@ -121,9 +122,11 @@ def _signal_group(pid: int, number: signal.Signals) -> None:
 
 def _sweep() -> None:
     """Kill and reap the descendants that were in other process groups; each killed one may hand us its
-    own."""
+    own. One is reaped each time, and so many are however late this process gets its turns."""
     until = time.monotonic() + SWEEP_LIMIT
-    while time.monotonic() < until:
+    reaped = 0
+    while reaped < SWEEP_LEAST or time.monotonic() < until:
+        reaped += 1
         for pid in _children():
             try:
                 os.kill(pid, signal.SIGKILL)
