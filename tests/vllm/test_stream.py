@@ -183,20 +183,20 @@ def test_weights_are_changed_in_place_after_a_stream(pair: Pair, reference: Refe
 
 
 def ask_meanwhile(
-    pair: Pair, reference: Reference, prompt: list[int], share: float, act: Callable[[], object],
-    rate: float | None = None,
-) -> tuple[list[int], set[str | None]]:  # fmt: skip
-    """The answer to a prompt, with something done when such a share of its KV has passed the wire, which
-    carries it at this rate; and why what decode has loaded for it has failed. The engine alone is asked when
-    it is done."""
+    pair: Pair, reference: Reference, prompt: list[int], share: float, act: Callable[[], object]
+) -> tuple[list[int], set[str | None]]:
+    """The answer to a prompt, with something done when such a share of its KV has passed the wire, and before
+    more of it does; and why what decode has loaded for it has failed. The engine alone is asked when it is
+    done."""
     assert pair.wire is not None
-    pair.wire.slow(rate)
     try:
         with ThreadPoolExecutor(1) as pool:
-            answer = pool.submit(client.complete, pair.router.url, prompt, TOKENS)
             carried = int(share * len(prompt) * KV_BYTES_PER_TOKEN)
+            pair.wire.slow(None, most=carried)
+            answer = pool.submit(client.complete, pair.router.url, prompt, TOKENS)
             assert pair.wire.wait_carried(carried, EXPIRY), "no KV passes"
             act()
+            pair.wire.slow(None)
             reference.soon(prompt, TOKENS)
             return answer.result().tokens, {load.reason for load in pair.reports.new()}
     finally:
@@ -212,7 +212,7 @@ def test_the_link_is_cut_in_the_middle(pair: Pair, reference: Reference) -> None
     for number, share in enumerate((0.0, 0.2, 0.4, 0.6)):
         learn(pair)
         prompt = prompt_of(3000, seed=110 + number)
-        answer, reasons = ask_meanwhile(pair, reference, prompt, share, pair.wire.cut, rate=8e6)
+        answer, reasons = ask_meanwhile(pair, reference, prompt, share, pair.wire.cut)
         assert answer == reference(prompt, TOKENS), f"cut at {share}: other tokens"
         assert "deadline_exceeded" not in reasons, f"cut at {share}"
     wait_used(pair.prefill, level, SLACK + EXPIRY)
@@ -226,9 +226,8 @@ def test_prefill_is_stopped_in_the_middle(pair: Pair, reference: Reference, mean
     prompt = prompt_of(3000, seed=120)
     thaw: list[Callable[[], None]] = []
     try:
-        # On a slow wire, so that most of the KV is still to come when all of its processes have stopped.
         stopped = lambda: thaw.append(freeze(pair.prefill))  # noqa: E731
-        answer, reasons = ask_meanwhile(pair, reference, prompt, 0.3, stopped, rate=2e6)
+        answer, reasons = ask_meanwhile(pair, reference, prompt, 0.3, stopped)
         assert answer == reference(prompt, TOKENS)
         assert reasons == {"peer_lost"}
     finally:

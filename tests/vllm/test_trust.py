@@ -24,6 +24,7 @@ from tests.vllm.wire import Wire
 
 TOKENS = 12
 LENGTH = 2000  # tokens: 16 KV blocks
+PART = LENGTH * KV_BYTES_PER_TOKEN // 3  # bytes of its KV that pass before somebody is killed
 EXPIRY = 8.0  # seconds, as the spec of the pair says
 DETECTION = 2.5  # seconds until every transfer with a dead peer has ended (promise P6)
 SLACK = 20.0  # seconds for a busy machine: the answer is computed on what is left of two cores
@@ -85,8 +86,8 @@ def answering(pair: Pair, prompt: list[int], params: dict[str, object] | None) -
 
 
 def half_moved(pair: Pair) -> None:
-    """Wait until about half of a prompt's KV has passed."""
-    assert wire_of(pair).wait_carried(LENGTH * KV_BYTES_PER_TOKEN // 3, SLACK), "no KV passes"
+    """Wait until a part of a prompt's KV has passed; the rest stands still until the wire is told."""
+    assert wire_of(pair).wait_carried(PART, SLACK), "no KV passes"
 
 
 def outcomes(pair: Pair) -> list[str]:
@@ -206,10 +207,11 @@ def test_prefill_killed_during_the_transfer(case: Case, reference: Reference) ->
     pair, prompt = case.pair, prompt_of(LENGTH, seed=66)
     case.watch("decode")
     params = pair.prefill_by_hand(prompt)
-    wire_of(pair).slow(500e3)
+    wire_of(pair).slow(None, most=PART)
     with answering(pair, prompt, params) as answer:
         half_moved(pair)
         kill(pair.prefill)
+        wire_of(pair).slow(None)
         case.happens()
         reference.soon(prompt, TOKENS)
         # Long before the load's own deadline of 30 s.
@@ -238,7 +240,7 @@ def test_decode_killed_during_the_transfer(case: Case, reference: Reference) -> 
     pair, prompt = case.pair, prompt_of(LENGTH, seed=68)
     case.watch("prefill")
     params = pair.prefill_by_hand(prompt)
-    wire_of(pair).slow(500e3)
+    wire_of(pair).slow(None, most=PART)
     with answering(pair, prompt, params) as answer:
         half_moved(pair)
         kill(pair.decode)

@@ -1,6 +1,7 @@
-"""A TCP relay in front of a prefill engine's kvik port, which slows or spoils what it carries to decode.
+"""A TCP relay in front of a prefill engine's kvik port, which slows, holds or spoils what it carries to
+decode.
 
-Only connections that carry pages are slowed or spoilt: those that have carried more than `FREE` bytes. The
+Only connections that carry pages are treated so: those that have carried more than `FREE` bytes. The
 control connection stays below, so its heartbeats go on.
 """
 
@@ -28,16 +29,18 @@ class Wire:
         self._listener.listen(64)
         self.port = int(self._listener.getsockname()[1])
         self._rate: float | None = None  # bytes a second for each connection that carries pages
+        self._most: int | None = None  # bytes of pages that pass before they stand still
         self._flip = False
         self._carried = 0
         self._changed = threading.Condition()
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
 
-    def slow(self, rate: float | None) -> None:
-        """Pages go at so many bytes a second and connection from now on; None for as fast as they come."""
+    def slow(self, rate: float | None, most: int | None = None) -> None:
+        """Pages go at so many bytes a second and connection from now on; None for as fast as they come. Once
+        `most` bytes of them have passed they stand still, until this is called again."""
         with self._changed:
-            self._rate, self._carried = rate, 0
+            self._rate, self._most, self._carried = rate, most, 0
             self._changed.notify_all()
 
     def flip_one_bit(self) -> None:
@@ -99,6 +102,8 @@ class Wire:
             while self._rate is not None and (left := start + len(piece) / self._rate - end) > 0:
                 self._changed.wait(left)
                 end = time.monotonic()
+            while self._most is not None and self._carried >= self._most:
+                self._changed.wait()
             self._carried += len(piece)
             self._changed.notify_all()
         return piece
