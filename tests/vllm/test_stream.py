@@ -3,7 +3,7 @@
 import json
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -203,26 +203,33 @@ def ask_meanwhile(
         pair.wire.slow(None)
 
 
+@pytest.fixture(scope="module")
+def comes_back(pair: Pair) -> Iterator[None]:
+    """In the end prefill has all blocks back that it had before: one wait for all of its grants."""
+    learn(pair)
+    level = used(pair.prefill)
+    yield
+    wait_used(pair.prefill, level, SLACK + EXPIRY)
+
+
 @brief
+@pytest.mark.usefixtures("comes_back")
 def test_the_link_is_cut_in_the_middle(pair: Pair, reference: Reference) -> None:
     """Whatever had come: the same tokens, before the load's time is over, and all blocks of prefill back."""
     assert pair.wire is not None
-    learn(pair)
-    level = used(pair.prefill)
     for number, share in enumerate((0.0, 0.2, 0.4, 0.6)):
         learn(pair)
         prompt = prompt_of(3000, seed=110 + number)
         answer, reasons = ask_meanwhile(pair, reference, prompt, share, pair.wire.cut)
         assert answer == reference(prompt, TOKENS), f"cut at {share}: other tokens"
         assert "deadline_exceeded" not in reasons, f"cut at {share}"
-    wait_used(pair.prefill, level, SLACK + EXPIRY)
 
 
 @brief
+@pytest.mark.usefixtures("comes_back")
 def test_prefill_is_stopped_in_the_middle(pair: Pair, reference: Reference, meanwhile: Meanwhile) -> None:
     """It says nothing more, and its connections stay: decode takes it for lost, and computes the prompt."""
     learn(pair)
-    level = used(pair.prefill)
     prompt = prompt_of(3000, seed=120)
     thaw: list[Callable[[], None]] = []
     try:
@@ -234,7 +241,6 @@ def test_prefill_is_stopped_in_the_middle(pair: Pair, reference: Reference, mean
         for let_go in thaw:
             let_go()
     meanwhile()
-    wait_used(pair.prefill, level, SLACK + EXPIRY)
 
 
 @wired
