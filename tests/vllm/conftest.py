@@ -32,6 +32,8 @@ NGRAMS = json.dumps({
 SMALL_STEPS = ["--max-num-batched-tokens", "256"]  # a long prompt is computed in several
 WINDOW = 300  # tokens that a token sees in every other layer
 WINDOWS = json.dumps({"sliding_window": WINDOW, "layer_types": ["full_attention", "sliding_attention"] * 2})
+# Of offers that are taken after others, by tests that wait for no expiry.
+UNHURRIED = {"expiry": 60.0}
 SPECS = {
     spec.name: spec
     for spec in (
@@ -39,6 +41,7 @@ SPECS = {
         PairSpec(
             "prefix-cache",
             prefix_caching=True,
+            extra=UNHURRIED,
             adapter=True,
             arguments=[*SMALL_STEPS, "--async-scheduling"],
         ),
@@ -46,7 +49,7 @@ SPECS = {
         PairSpec("stored", extra={"store": {"host_cache": "64MiB"}}),
         PairSpec("windows", prefix_caching=True, arguments=["--hf-overrides", WINDOWS, *SMALL_STEPS]),
         PairSpec("dp2", arguments=["--data-parallel-size", "2"], unsaid=True),
-        PairSpec("tp2", ranks=(2, 2)),
+        PairSpec("tp2", ranks=(2, 2), extra=UNHURRIED),
         PairSpec("tp1-tp2", ranks=(1, 2), both=True),
         PairSpec("pp1-pp2", stages=(1, 2), both=True),
         PairSpec(
