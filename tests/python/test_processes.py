@@ -1,6 +1,7 @@
 """Child processes end when they should, however their starter ends."""
 
 import contextlib
+import itertools
 import os
 import select
 import signal
@@ -10,11 +11,12 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import BinaryIO
 
 import pytest
 
-from kvik.roles import ports
+from kvik.roles import ports, processes
 from kvik.roles.ports import free_ports
 from kvik.roles.processes import Fleet, HttpServer, Process, ProcessError, descendants
 
@@ -92,6 +94,24 @@ def test_a_keeper_that_stands_still_leaves_nothing(tmp_path: Path) -> None:
         grandchild, child = pid_in(tmp_path / "pid"), process.pid
         os.kill(process.keeper_pid, signal.SIGSTOP)
     try:
+        assert process.wait(0) is not None
+        assert gone(child)
+        assert gone(grandchild)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(grandchild, signal.SIGKILL)
+
+
+def test_one_that_is_late_itself_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a keeper that stands still, where its starter did so, too: 100 seconds at each look at the clock."""
+    command = [sys.executable, "-c", STUBBORN, str(tmp_path / "pid")]
+    process = Process("stubborn", command, tmp_path / "log", grace=0.0)
+    grandchild, child = pid_in(tmp_path / "pid"), process.pid
+    os.kill(process.keeper_pid, signal.SIGSTOP)
+    clock = itertools.count(step=100)
+    try:
+        monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+        process._kill_family()
         assert process.wait(0) is not None
         assert gone(child)
         assert gone(grandchild)

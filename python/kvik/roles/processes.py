@@ -135,10 +135,11 @@ class Process:
     def _kill_family(self) -> None:
         """What a keeper does that has not done it in time, as on a machine whose processors others spin on.
         Ended alone, it would leave all that is in sessions of its own."""
-        until = time.monotonic() + keeper.SWEEP_LIMIT
-        while (
-            family := list(filter(_lives, descendants(self._keeper.pid)[1:]))
-        ) and time.monotonic() < until:
+        # Not by the clock, of which all may have passed before this process has its first turn.
+        for _ in range(round(keeper.SWEEP_LIMIT / POLL)):
+            family = [pid for pid in descendants(self._keeper.pid)[1:] if _lives(pid)]
+            if not family:
+                break
             for pid in family:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
