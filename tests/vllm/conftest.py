@@ -176,12 +176,14 @@ def alone(
 
 
 class Pairs:
-    """Starts pairs, each once, and ends at its own end those that nobody has asked for."""
+    """Starts pairs, each once. Ends those that are no longer asked for while the next one starts."""
 
     def __init__(self, model: Path, parent: ForkParent, folder: Callable[[], Path]) -> None:
         self._model, self._parent, self._folder = model, parent, folder
         self._begun: dict[str, tuple[Starting, contextlib.ExitStack]] = {}
         self._running: set[str] = set()
+        self._ender = ThreadPoolExecutor(1)
+        self._ends: list[Future[None]] = []
 
     def begin(self, name: str) -> None:
         """Start the engines of a pair, unless they were started. `CannotError`: it takes two hosts, and this
@@ -202,15 +204,18 @@ class Pairs:
         starting, stack = self._begun.pop(name)
         self._running.add(name)
         try:
-            with stack:
-                yield starting.ready()
+            yield starting.ready()
         finally:
             self._running.discard(name)
+            self._ends.append(self._ender.submit(stack.close))
 
     def stop(self) -> None:
-        """End those that have begun and that nobody has asked for."""
+        """End those that have begun and that nobody has asked for, and wait for all ends."""
         for _, stack in self._begun.values():
-            stack.close()
+            self._ends.append(self._ender.submit(stack.close))
+        self._ender.shutdown()
+        for end in self._ends:
+            end.result()
 
 
 @pytest.fixture(scope="session")
