@@ -192,7 +192,7 @@ def ask_meanwhile(
     try:
         with ThreadPoolExecutor(1) as pool:
             carried = int(share * len(prompt) * KV_BYTES_PER_TOKEN)
-            pair.wire.slow(None, most=carried)
+            pair.wire.slow(2e6, most=carried)
             answer = pool.submit(client.complete, pair.router.url, prompt, TOKENS)
             assert pair.wire.wait_carried(carried, EXPIRY), "no KV passes"
             act()

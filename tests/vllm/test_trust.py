@@ -207,7 +207,7 @@ def test_prefill_killed_during_the_transfer(case: Case, reference: Reference) ->
     pair, prompt = case.pair, prompt_of(LENGTH, seed=66)
     case.watch("decode")
     params = pair.prefill_by_hand(prompt)
-    wire_of(pair).slow(None, most=PART)
+    wire_of(pair).slow(500e3, most=PART)
     with answering(pair, prompt, params) as answer:
         half_moved(pair)
         kill(pair.prefill)
@@ -240,7 +240,7 @@ def test_decode_killed_during_the_transfer(case: Case, reference: Reference) -> 
     pair, prompt = case.pair, prompt_of(LENGTH, seed=68)
     case.watch("prefill")
     params = pair.prefill_by_hand(prompt)
-    wire_of(pair).slow(None, most=PART)
+    wire_of(pair).slow(500e3, most=PART)
     with answering(pair, prompt, params) as answer:
         half_moved(pair)
         kill(pair.decode)

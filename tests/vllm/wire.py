@@ -37,8 +37,9 @@ class Wire:
         self._threads: list[threading.Thread] = []
 
     def slow(self, rate: float | None, most: int | None = None) -> None:
-        """Pages go at so many bytes a second and connection from now on; None for as fast as they come. Once
-        `most` bytes of them have passed they stand still, until this is called again."""
+        """Pages go at so many bytes a second and connection from now on; None for as fast as they come, where
+        this process has little time left for heartbeats. Once `most` bytes of them have passed they stand
+        still, until this is called again."""
         with self._changed:
             self._rate, self._most, self._carried = rate, most, 0
             self._changed.notify_all()
