@@ -17,7 +17,7 @@ import pytest
 from kvik.demo import client
 from kvik.demo.checkpoint import KV_BYTES_PER_TOKEN
 from tests.busy import Watch
-from tests.vllm.conftest import TRUST, Meanwhile, Reference
+from tests.vllm.conftest import TRUST, Reference
 from tests.vllm.leaving import ask_and_leave
 from tests.vllm.pairs import Pair, kill, prompt_of, used, wait_used
 from tests.vllm.wire import Wire
@@ -112,13 +112,12 @@ def test_consumed_ticket_with_another_prompt(case: Case, reference: Reference) -
 
 
 @wired
-def test_ticket_after_its_expiry(case: Case, reference: Reference, meanwhile: Meanwhile) -> None:
+def test_ticket_after_its_expiry(case: Case, reference: Reference) -> None:
     """Nobody comes for an offer in time; then somebody does."""
     pair, prompt = case.pair, prompt_of(LENGTH, seed=62)
     reference.soon(prompt, TOKENS)
     case.watch("prefill", "decode")
     params = pair.prefill_by_hand(prompt)
-    meanwhile()
     wait_used(pair.prefill, case.before["prefill"], EXPIRY + SLACK)
     case.happens()
     case.ends(pair.decode_by_hand(prompt, params, TOKENS), reference(prompt, TOKENS))
