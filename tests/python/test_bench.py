@@ -364,7 +364,7 @@ def _handshake(listener_secret: str | None, opener_secret: str | None) -> tuple[
             connection.close()
         except BenchError as error:
             opener = str(error)
-        thread.join(timeout=20)
+        thread.join(timeout=60)
         assert not thread.is_alive()
         return said[0], opener
 
@@ -402,7 +402,7 @@ def test_an_initiator_is_told_why_its_target_has_no_engine() -> None:
         with pytest.raises(BenchError, match=f"engine did not start.*{address}: take another port"):
             connection.request("hello")
         connection.close()
-        thread.join(timeout=20)
+        thread.join(timeout=60)
         assert isinstance(ended[0], kvik.InvalidArgument)
 
 
@@ -417,8 +417,8 @@ def test_lines_are_bounded_and_answers_have_a_deadline() -> None:
         sender = threading.Thread(target=theirs.sendall, args=(b"x" * control.LINE_LIMIT,), daemon=True)
         sender.start()
         with pytest.raises(BenchError, match="longer"):
-            connection.receive(5.0)
-        sender.join(timeout=5)
+            connection.receive(60.0)
+        sender.join(timeout=60)
     ours, theirs = socket.socketpair()
     with ours, theirs:
         theirs.sendall(b"GET / HTTP/1.1\n[1]\n")
@@ -589,7 +589,7 @@ def test_a_target_that_listens_serves_one_initiator_after_the_other() -> None:
             assert json.loads(ended.stdout)["complete"] is True
     finally:
         listener.kill()
-        listener.wait(timeout=10)
+        listener.wait(timeout=60)
     refused = _bench(*SHORT, "--target", address)
     assert refused.returncode == 1
     assert "peer_unreachable: no bench target" in refused.stdout

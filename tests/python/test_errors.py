@@ -296,19 +296,19 @@ def test_a_ticket_of_another_engine(pair: Two) -> None:
         elsewhere = start(advertise=pair.there.addresses)
         ticket = elsewhere.grant(owned(elsewhere).of()).ticket
         with refused(kvik.TicketForeign):
-            pair.read(ticket, deadline=5.0)
+            pair.read(ticket, deadline=LIMIT)
 
 
 def test_a_ticket_of_another_incarnation(pair: Two) -> None:
     text = str(pair.there.grant(pair.source.of()).ticket)
     with refused(kvik.PeerRestarted):
-        pair.read(forge.altered(text, forge.INCARNATION, b"\1" * 8), deadline=5.0)
+        pair.read(forge.altered(text, forge.INCARNATION, b"\1" * 8), deadline=LIMIT)
 
 
 def test_a_ticket_of_another_region(pair: Two) -> None:
     text = str(pair.there.grant(pair.source.of()).ticket)
     with refused((kvik.TicketForeign, kvik.LayoutMismatch)):
-        pair.read(forge.altered(text, forge.LAYOUT, b"\1" * 8), deadline=5.0)
+        pair.read(forge.altered(text, forge.LAYOUT, b"\1" * 8), deadline=LIMIT)
 
 
 # Grants
@@ -404,7 +404,7 @@ def test_a_peer_that_is_not_there(pair: Two) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port
         with engines() as start, refused(kvik.PeerUnreachable, "127.0.0.1"):
-            pair.read(advertising(start, taken.getsockname()[1]), deadline=5.0)
+            pair.read(advertising(start, taken.getsockname()[1]), deadline=LIMIT)
 
 
 def test_a_peer_that_speaks_another_protocol(pair: Two) -> None:
@@ -423,7 +423,7 @@ def test_a_peer_that_speaks_another_protocol(pair: Two) -> None:
         thread.start()
         try:
             with engines() as start, refused(kvik.PeerNotKvik):
-                pair.read(advertising(start, server.server_address[1]), deadline=5.0)
+                pair.read(advertising(start, server.server_address[1]), deadline=LIMIT)
         finally:
             server.shutdown()
             thread.join(LIMIT)
@@ -464,12 +464,12 @@ def test_a_peer_that_is_gone(pair: Two) -> None:
         ticket = kvik.Ticket(peer.hear()["ticket"])
         pair.read(ticket)
         waiting = ticket.with_grant(os.urandom(16).hex(), 60.0)
-        transfer = pair.here.read(pair.target.of(), waiting, deadline=15.0)
+        transfer = pair.here.read(pair.target.of(), waiting, deadline=2 * LIMIT)
         with refused(kvik.WaitTimeout, "goes on"):
             transfer.wait(0.1)
         peer.process.kill()
         with refused((kvik.PeerLost, kvik.PeerUnreachable)):
-            transfer.wait(5.0)
+            transfer.wait(LIMIT)
 
 
 # Limits

@@ -116,7 +116,7 @@ def test_each_of_many_requests_has_its_digest_when_its_turn_comes(tmp_path: Path
     many = [request(f"r-{number}", prompt(4), lora_request=adapter) for number in range(6000)]
     for one in many:
         adapters.settled(one)
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 60.0
     while adapters.content(many[-1]) is None:
         assert time.monotonic() < until
         time.sleep(0.001)
@@ -161,7 +161,7 @@ def test_what_a_name_stood_for_is_known_of_a_request_that_has_ended(
 
 def read(adapters: Adapters, one: Any) -> None:
     """Until the adapter of a request is read."""
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 60.0
     while adapters.content(one) is None:
         assert time.monotonic() < until
         time.sleep(0.001)

@@ -301,7 +301,7 @@ def test_blocks_that_go_before_they_are_read_are_computed(
 
 def until_hits(server: StoreServer) -> None:
     """Ask until the store is met again."""
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 60.0
     while not server.serve(PROMPT).hit:
         assert time.monotonic() < until, "hits do not resume"
 

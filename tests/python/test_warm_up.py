@@ -8,6 +8,7 @@ import time
 import pytest
 
 import kvik
+from tests.busy import Watch
 from tests.python.peers import LIMIT, Peer, Pipe, empty, engines, owned, stop
 
 LAYOUT = kvik.Layout(pages=8, run_bytes=4096)
@@ -128,10 +129,10 @@ def test_others_run_while_it_is_waited_for() -> None:
         other.start()
         with pytest.raises(kvik.WaitTimeout):
             warm_up.wait(0.05)
-        began = time.monotonic()
+        watch = Watch()
         with pytest.raises(kvik.PeerUnreachable):
             warm_up.wait()
-        assert time.monotonic() - began < 3.0
+        assert watch.seconds() < 3.0
         other.join(LIMIT)
         assert turns > 10
         assert isinstance(warm_up.error(), kvik.PeerUnreachable)
@@ -159,10 +160,10 @@ def test_a_dead_peer_is_named_and_a_stopped_one_bounds_it() -> None:
         here = start(transport="tcp")
         ticket = peer.hear()["ticket"]
         stop(peer.pid)
-        began = time.monotonic()
+        watch = Watch()
         with pytest.raises(kvik.PeerUnreachable, match=kvik.Ticket(ticket).engine_id):
             here.warm_up(ticket, timeout=0.5).wait()
-        assert time.monotonic() - began < 2.0
+        assert watch.seconds() < 2.0
         peer.process.kill()
         peer.process.wait(LIMIT)
         with pytest.raises(kvik.PeerUnreachable, match=kvik.Ticket(ticket).engine_id):

@@ -580,7 +580,7 @@ def admit(d: Server, wanted: Any, blocks: Blocks, local_tokens: int = 0) -> int:
     """Ask for a load and allocate; return the external tokens (0: vLLM computes)."""
     if wanted.request_id not in d.known:
         d.arrive(wanted)
-    until = time.monotonic() + 20.0
+    until = time.monotonic() + 60.0
     while d.scheduler.get_num_new_matched_tokens(wanted, local_tokens)[0] is None:  # an image is being read
         assert time.monotonic() < until
         time.sleep(0.001)
