@@ -272,6 +272,16 @@ def test_a_command_goes_on_when_nobody_reads_what_it_says(
     assert Path(context.log.name).read_text().endswith("100000\n")
 
 
+# A shell may begin to wait for its next command with a signal that it has not looked at.
+ENDURES = """
+import os, signal
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+print(os.getpid())
+signal.sigwait({signal.SIGTERM})
+print("asked")
+while True:
+    signal.pause()
+"""
 HOLDS = """
 import signal, subprocess, sys
 from pathlib import Path
@@ -286,8 +296,8 @@ def told(self, timeout=None, wait=subprocess.Popen.wait):
 subprocess.Popen.wait = told
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests themselves may run under nohup
 stage.LOGS = Path(sys.argv[1])
-shell = "trap 'echo asked' TERM; echo $$; while :; do sleep 1000; done"
-stage.run_stages([stage.Stage("long", lambda context: context.run(["sh", "-c", shell]))])
+argv = [sys.executable, "-uc", sys.argv[2]]
+stage.run_stages([stage.Stage("long", lambda context: context.run(argv))])
 """
 
 
@@ -297,14 +307,14 @@ def test_nothing_outlives_a_run_that_is_ended_from_outside(tmp_path: Path, numbe
     command may not end for it."""
     log = tmp_path / "log" / "long.log"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "tools")}
-    argv = [sys.executable, "-c", HOLDS, str(log.parent)]
+    argv = [sys.executable, "-c", HOLDS, str(log.parent), ENDURES]
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, env=env, stdin=pipe, stdout=pipe, text=True) as run:
         assert run.stdin is not None
         assert run.stdout is not None
         assert "waits\n" in run.stdout
-        assert until(lambda: log.read_text().count("\n") == 2)
-        child = int(log.read_text().splitlines()[1])
+        assert until(lambda: log.read_text().splitlines()[-1].isdecimal())
+        child = int(log.read_text().splitlines()[-1])
         run.send_signal(number)
         assert until(lambda: "asked\n" in log.read_text())
         run.send_signal(number)
