@@ -37,8 +37,10 @@ async def test_await_raises_the_error() -> None:
     with engines() as start:
         here, there = start(), start()
         target = empty(here)
+        ticket = never_issued(there, target.layout)
+        here.explain(ticket)  # they are connected: what follows is the end of a transfer that has begun
         with pytest.raises((kvik.DeadlineExceeded, kvik.GrantUnknown)):
-            await here.read(target.of(), never_issued(there, target.layout), deadline=0.2)
+            await here.read(target.of(), ticket, deadline=0.2)
 
 
 async def test_the_loop_runs_while_a_transfer_is_awaited() -> None:
