@@ -30,7 +30,7 @@ def over(cuda: Cuda, transport: kvik.TransportName | None, address: str | None) 
         if address is None:
             store = kvik.Store.embedded(engine, NAMESPACE, LAYOUT, memory="4MiB")
         else:
-            store = kvik.Store.connect(engine, address, NAMESPACE, LAYOUT)
+            store = kvik.Store.connect(engine, address, NAMESPACE, LAYOUT, deadline=DEADLINE)
         keys = store.keys(range(BLOCKS * NAMESPACE.block_tokens))
         stored = store.put(keys, here.pages(LAYOUT, source), deadline=DEADLINE).wait()
         assert stored == kvik.Stored(BLOCKS, 0, 0), (transport, stored)
