@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+import kvik
+from kvik.doctor import gpu_copies as copying
 from kvik.doctor import measure
 from kvik.doctor.measure import Measured, gpu_copies
 from kvik.doctor.model import Machine
@@ -72,6 +75,17 @@ def test_a_nic_that_is_not_there_is_named_after_what_was_measured() -> None:
     assert last.what == f"kvik, host and GPU {GPU} while libfabric:none is busy"
     assert last.gbs is None
     assert "libfabric:none" in last.note or 'provider "none"' in last.note
+
+
+def test_a_nic_that_is_late_has_moved_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is waited for, and what it moves is told however little it is."""
+    monkeypatch.setattr(copying, "_LEAST_S", 0.0)
+    looks, layout = itertools.count(), kvik.Layout(1, 4096)
+    with kvik.Engine() as engine:
+        given, there = (engine.allocate(4096).pages(layout, [0]) for _ in range(2))
+        found = copying._way(engine, "a way", given, there, lambda: int(next(looks) > 20), "a NIC")
+    assert found.gbs is not None, found
+    assert float(found.note.partition("a NIC moved ")[2].split()[0]) > 0, found
 
 
 STOPS = """
