@@ -13,7 +13,7 @@ import pytest
 
 from kvik.handover.items import Items, NoContentError
 
-PATIENCE_S = 20.0
+PATIENCE_S = 60.0
 
 
 class Data(UserDict[str, bytes]):
