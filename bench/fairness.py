@@ -84,8 +84,10 @@ class Side:
         )
 
     def keep(self, name: str, op: str, peer: str, traffic_class: str, nbytes: int) -> None:
-        """Keeps transfers under way until it is stopped, and counts what has ended."""
+        """Keeps transfers under way until it is stopped, and counts what has ended. They are when it returns,
+        or have failed."""
         self.moved[name] = 0
+        begun = threading.Event()
 
         def work() -> None:
             under_way: deque[kvik.Transfer] = deque()
@@ -93,15 +95,19 @@ class Side:
                 while not self.stop.is_set():
                     while len(under_way) < AT_ONCE[traffic_class]:
                         under_way.append(self.begin(op, peer, traffic_class, nbytes))
+                    begun.set()
                     self.moved[name] += under_way.popleft().wait().bytes
                 for transfer in under_way:
                     transfer.wait()
             except Exception as error:
                 self.failed.append(error)
+            finally:
+                begun.set()
 
         thread = threading.Thread(target=work)
         thread.start()
         self.threads.append(thread)
+        begun.wait()
 
     def quiet(self) -> None:
         """Ends what is kept under way. Raises where it was not: what was timed beside it was alone."""
