@@ -12,6 +12,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 from kvikbuild import stage  # noqa: E402
 
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture(autouse=True)
 def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -21,14 +23,16 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def soon() -> float:
-    return time.monotonic() + 30
+    """What takes only what others leave may get a hundredth of a processor."""
+    return time.monotonic() + 150
 
 
 def test_it_is_waited_for_and_takes_only_what_is_left(logs: Path) -> None:
     """Its policy is that of idle time, and the block's is not changed."""
     show = "import os; print(os.sched_getscheduler(0) == os.SCHED_IDLE, os.environ['COLOUR'])"
+    before = os.sched_getscheduler(0)
     with stage.beside("other", [sys.executable, "-c", show], {"COLOUR": "red"}, soon()):
-        assert os.sched_getscheduler(0) != os.SCHED_IDLE
+        assert os.sched_getscheduler(0) == before
     assert (logs / "other.log").read_text() == "True red\n"
 
 
