@@ -42,11 +42,12 @@ def test_a_turn_is_as_long_as_asked_after_one_to_warm_up() -> None:
 
 
 def test_a_stream_that_does_not_come_through_is_named() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    for host in ("127.0.0.1", "a..b"):
-        with pytest.raises(BenchError, match=rf"no plain TCP stream to {host}:{port}: .*firewall"):
-            StreamInitiator(host, port, "token", memoryview(b""))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets the port
+        port = taken.getsockname()[1]
+        for host in ("127.0.0.1", "a..b"):
+            with pytest.raises(BenchError, match=rf"no plain TCP stream to {host}:{port}: .*firewall"):
+                StreamInitiator(host, port, "token", memoryview(b""))
 
 
 def test_a_target_that_listens_everywhere_is_found_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
