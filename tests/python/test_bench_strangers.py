@@ -13,6 +13,7 @@ import pytest
 from kvik.bench import control, target
 from kvik.bench.errors import BenchError
 from kvik.bench.target import Target, TargetOptions
+from tests.python.peers import LIMIT
 
 SECRET = "a secret of this test"  # noqa: S105 - of this test
 OPTIONS = TargetOptions(2 << 20, "host", "tcp", 1, "auto", "127.0.0.1:0")
@@ -28,7 +29,10 @@ HELLO = {"kvik_bench": control.VERSION, "nonce": "n", "proof": "p"}
     ],
     ids=["nested", "proof", "nonce"],
 )
-def test_a_stranger_is_sent_away_and_the_target_listens_on(line: bytes, said: str) -> None:
+def test_a_stranger_is_sent_away_and_the_target_listens_on(
+    line: bytes, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control, "HANDSHAKE_SECONDS", LIMIT)
     heard: list[str] = []
     listens, refused = threading.Event(), threading.Event()
 
@@ -37,11 +41,11 @@ def test_a_stranger_is_sent_away_and_the_target_listens_on(line: bytes, said: st
         (listens if text.startswith("bench target on ") else refused).set()
 
     threading.Thread(target=target.listen, args=("127.0.0.1:0", OPTIONS, SECRET, say), daemon=True).start()
-    assert listens.wait(20)
+    assert listens.wait(LIMIT)
     address = heard[0].split()[-1]
-    with socket.create_connection(control.split_address(address), timeout=20) as stranger:
+    with socket.create_connection(control.split_address(address), timeout=LIMIT) as stranger:
         stranger.sendall(line + b"\n")
-        assert refused.wait(20)
+        assert refused.wait(LIMIT)
     assert said in heard[1]
     connection = control.connect(address, SECRET)
     assert connection.request("cpu")["cpu_s"] > 0
