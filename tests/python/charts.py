@@ -16,7 +16,7 @@ from tests.python.manifests import FOLDER
 CHART = FOLDER.parent / "helm" / "kvik"
 FILES = {file.name.removesuffix("-values.yaml"): file for file in sorted((CHART / "ci").iterdir())}
 """Files of values by name, each for another use."""
-SECONDS = 30.0
+SECONDS = 60.0
 
 
 def need_helm() -> None:

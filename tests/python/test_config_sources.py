@@ -21,7 +21,7 @@ from kvik.config.resolve import look_around
 from kvik.handover.config import ConnectorConfig
 
 SECRET = "never-shown-anywhere"  # noqa: S105 - of these tests
-BOUND = 30.0
+BOUND = 60.0
 BARE = {name: value for name, value in os.environ.items() if not name.startswith(("KVIK_", "XDG_"))}
 
 # Starts two engines with the arguments given as JSON, moves a page between them, and prints what they used.

@@ -62,7 +62,7 @@ def test_report_reader_waits_for_whole_lines(tmp_path: Path) -> None:
     file.write_text(text[:20])
     assert reader.new() == []
     file.write_text(f"{text}\n{text}\n")
-    assert reader.wait(2, timeout=1.0) == [load(), load()]
+    assert reader.wait(2, timeout=60.0) == [load(), load()]
     assert reader.wait(1, timeout=0.05) == []
 
 
@@ -230,5 +230,5 @@ def test_the_example_hears_of_the_end_of_its_owner(tmp_path: Path) -> None:
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     example = [sys.executable, str(ROOT / "examples" / "transfer.py")]
-    done = subprocess.run(example, env=env, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(example, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (1, "the owner has ended, and granted nothing\n")

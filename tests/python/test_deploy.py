@@ -21,7 +21,7 @@ from kvik.cli import main
 from tests.python.manifests import FOLDER, KINDS, Workload, documents, matches, objects, with_log, workloads
 
 VERSIONS = ("1.28", "1.32", "1.37")
-SECONDS = 30.0
+SECONDS = 60.0
 ALL = [pytest.param(kind, name, id=f"{kind}-{name}") for kind in KINDS for name in workloads(kind)]
 STORE = "kvik-store"
 
