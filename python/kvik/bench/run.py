@@ -34,7 +34,7 @@ Say = Callable[[str], None]
 
 WALK_SECONDS = 1.0
 _WORD = 0xFFFF_FFFF_FFFF_FFFF
-_COUNT_SECONDS = 1.0
+_COUNT_SECONDS = 10.0
 
 
 Counted = tuple[dict[str, float], dict[str, float]]
@@ -191,7 +191,7 @@ class Bench:
 
     def _counts(self) -> tuple[dict[str, float], dict[str, float]]:
         """What both engines have counted. The target's tells of a transfer's end and counts it then, so it is
-        asked again where it has counted less, for a second at most."""
+        asked again where it has counted less, for ten seconds at most."""
         own, until = counted(self._engine), time.monotonic() + _COUNT_SECONDS
         while True:
             targets = self._peer.counted()
