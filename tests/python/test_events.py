@@ -147,7 +147,7 @@ def test_the_end_of_the_interpreter_does_not_wait_for_a_callback() -> None:
         iterated.start()
         region = engine.allocate(4096)
         engine.grant(region.pages(kvik.Layout(1, 4096), [0])).revoke()
-        assert began.wait(20)
+        assert began.wait(60)
         print("stuck", flush=True)
     """
     with subprocess.Popen(
@@ -333,7 +333,7 @@ def test_a_peer_that_holds_the_gil_takes_them_afterwards() -> None:
     with engines() as start, Peer(holder) as peer:
         engine = start()
         ticket = peer.hear()["ticket"]
-        events = engine.events()
+        events, watch = engine.events(), Watch()
         engine.notify(ticket, struct.pack("<I", 0)).wait(LIMIT)
         peer.say(do="hold")
         assert peer.hear()["holding"]
@@ -349,7 +349,10 @@ def test_a_peer_that_holds_the_gil_takes_them_afterwards() -> None:
         for notice in notices:
             notice.wait(LIMIT)
         assert peer.hear()["got"] == list(range(300))
-        assert list(kinds(events, 0.1)) == ["peer_up"], "a busy peer is not a dead one"
+        said = list(kinds(events, 0.1))
+        assert "peer_lost" not in said, "a busy peer is not a dead one"
+        # A machine that stands still between two heartbeats keeps them from coming, too.
+        assert said == ["peer_up"] or watch.longest() > 0.4
         peer.say(do="bye")
 
 
@@ -384,7 +387,7 @@ def test_a_peer_is_stopped_goes_on_and_is_killed() -> None:
     with engines() as start, Peer(owner, name="prefill") as peer:
         engine = start()
         events = engine.events()
-        hello = peer.hear()
+        hello, watch = peer.hear(), Watch()
         engine.explain(hello["ticket"])
         up = next_of(events, "peer_up", LIMIT)
         assert (up.peer, up.name, up.reason) == (hello["id"], "prefill", "connected")
@@ -392,7 +395,7 @@ def test_a_peer_is_stopped_goes_on_and_is_killed() -> None:
         assert (seen.id, seen.name, seen.state, seen.reason) == (hello["id"], "prefill", "up", "")
         assert seen.address in kvik.Ticket(hello["ticket"]).addresses
         assert seen.silent_s is not None
-        assert seen.silent_s < 1.0
+        assert seen.silent_s < 1.0 + watch.stood()
         assert "tcp" in seen.transports
         assert 'kvik_peers{state="up"} 1\n' in engine.metrics()
         os.kill(peer.pid, signal.SIGSTOP)
