@@ -156,7 +156,7 @@ def test_the_lives_of_a_grant() -> None:
         engine = start()
         pages = owned(engine).of()
         revoked, expired = engine.grant(pages), engine.grant(pages, expiry=0.3)
-        assert engine.grant(pages, expiry=5.0, max_expiry=30.0).extend(10.0) > 5.0
+        assert engine.grant(pages, expiry=LIMIT, max_expiry=3 * LIMIT).extend(LIMIT) > LIMIT
         assert revoked.wait(0.05) is None
         revoked.revoke()
         assert revoked.state == "revoked"
