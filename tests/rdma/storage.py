@@ -100,6 +100,7 @@ class GuestProcess(Process):
 
     def __init__(self, name: str, answer: Answer, log: Path) -> None:
         self.name, self.log, self._status = name, log, answer.status
+        self._begins = 0  # of the log, which has nothing of anybody else
         log.write_text(answer.output)
 
     @property
