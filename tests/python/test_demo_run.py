@@ -11,11 +11,11 @@ from rich.console import Console
 
 from kvik.demo import emulator_scene, show
 from kvik.demo.scene import Ranks, Settings
-from tests.python.demo_runs import COLUMNS, CONTROL, Ended, running
+from tests.python.demo_runs import COLUMNS, CONTROL, LIMIT, Ended, running
 
 SHAPE = "tiny"
 SMALL = ("--model-shape", SHAPE, "--lengths", "1,40,300")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(LIMIT + 60)
 
 
 def check_good(ended: Ended, lengths: tuple[int, ...]) -> None:
