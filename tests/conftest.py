@@ -4,6 +4,7 @@ failure, unless it is named here with its reason; `make test` prints those at it
 import json
 import os
 import re
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
@@ -59,6 +60,10 @@ for _name in [name for name in os.environ if name.startswith("KVIK_")]:
     if not OWN_VARIABLES.fullmatch(_name):
         del os.environ[_name]
 os.environ["KVIK_CONFIG"] = os.devnull
+
+# A script's job in the background ignores Ctrl-C, and so would the programs that tests start to interrupt.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
