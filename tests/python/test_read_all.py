@@ -62,17 +62,17 @@ def test_what_a_read_takes_counts_for_that_read() -> None:
         source, target = owned(there), empty(here, 2 * PAGES)
         chain, part = random_bytes(32 * PAGES, 7).tobytes(), b"part"
         content = kvik.Content(chain, part)
-        grant = there.grant(source.of(), content=content)
+        kept, grant = (there.grant(source.of(), content=content) for _ in range(2))
         first, last = target.of(range(3)), target.of(range(3, PAGES))
         report = here.read_all(
             [
-                kvik.Read(first, grant.ticket, (0, 3), confirm=False, readers=1, content=content),
+                kvik.Read(first, kept.ticket, (0, 3), confirm=False, readers=1, content=content),
                 kvik.Read(last, str(grant.ticket), [3, 4, 5, 6, 7], content=content),
             ]
         ).wait(LIMIT)
         assert [one.pages for one in report.reads] == [3, 5]
         assert (target.rows[:PAGES] == source.rows).all()
-        assert grant.wait(LIMIT) == "consumed"
+        assert (grant.wait(LIMIT), kept.state) == ("consumed", "live")
         again = here.read_all([kvik.Read(first, there.grant(source.of(), content=content).ticket, (0, 3))])
         with pytest.raises(kvik.ContentRequired):
             again.wait(LIMIT)
