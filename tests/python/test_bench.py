@@ -342,12 +342,6 @@ def test_the_tcp_stream_moves_the_bytes_both_ways() -> None:
 # The control connection
 
 
-@pytest.fixture
-def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten seconds are for users, whose other side does not stand still beside this one."""
-    monkeypatch.setattr(control, "HANDSHAKE_SECONDS", 60.0)
-
-
 def _handshake(listener_secret: str | None, opener_secret: str | None) -> tuple[str | None, str | None]:
     """What either side says of a handshake: ``None``, or its error."""
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -375,8 +369,8 @@ def _handshake(listener_secret: str | None, opener_secret: str | None) -> tuple[
         return said[0], opener
 
 
-@pytest.mark.usefixtures("_patient")
-def test_both_sides_prove_the_secret() -> None:
+def test_both_sides_prove_the_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(control, "HANDSHAKE_SECONDS", 60.0)  # in a process that may stand still
     assert _handshake(None, None) == (None, None)
     assert _handshake("s3cret", "s3cret") == (None, None)
     listener, opener = _handshake("s3cret", "other")

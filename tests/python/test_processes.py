@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import BinaryIO
@@ -60,6 +60,16 @@ def pid_in(file: Path, within: float = 60.0) -> int:
     return int(file.read_text())
 
 
+@contextlib.contextmanager
+def killed_after(pid: int) -> Iterator[None]:
+    """What a failing test leaves is not left."""
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 def test_stop_ends_all_descendants(tmp_path: Path) -> None:
     """Also one with its own session that ignores SIGTERM."""
     with Fleet() as fleet:
@@ -79,11 +89,8 @@ def test_a_keeper_that_is_late_leaves_nothing(tmp_path: Path) -> None:
         grandchild = pid_in(tmp_path / "pid")
         assert keeper.stdin is not None
         keeper.stdin.close()
-    try:
+    with killed_after(grandchild):
         assert gone(grandchild)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(grandchild, signal.SIGKILL)
 
 
 def test_a_keeper_that_stands_still_leaves_nothing(tmp_path: Path) -> None:
@@ -93,13 +100,10 @@ def test_a_keeper_that_stands_still_leaves_nothing(tmp_path: Path) -> None:
         process = fleet.add(Process("stubborn", command, tmp_path / "log", grace=0.0))
         grandchild, child = pid_in(tmp_path / "pid"), process.pid
         os.kill(process.keeper_pid, signal.SIGSTOP)
-    try:
+    with killed_after(grandchild):
         assert process.wait(0) is not None
         assert gone(child)
         assert gone(grandchild)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(grandchild, signal.SIGKILL)
 
 
 def test_one_that_is_late_itself_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,15 +113,12 @@ def test_one_that_is_late_itself_leaves_nothing(tmp_path: Path, monkeypatch: pyt
     grandchild, child = pid_in(tmp_path / "pid"), process.pid
     os.kill(process.keeper_pid, signal.SIGSTOP)
     clock = itertools.count(step=100)
-    try:
+    with killed_after(grandchild):
         monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
         process._kill_family()
         assert process.wait(0) is not None
         assert gone(child)
         assert gone(grandchild)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(grandchild, signal.SIGKILL)
 
 
 def test_a_keeper_that_does_not_end_holds_up_nobody(tmp_path: Path) -> None:
