@@ -504,6 +504,15 @@ def test_a_dry_run_prints_the_commands_and_runs_none(runs: Runs) -> None:
     assert runs.lines() == []
 
 
+def test_a_dry_run_begins_where_it_is_told_to(runs: Runs) -> None:
+    runs.write(task("1", "echo one"), task("2", "echo two"), task("3", "echo three"))
+    dry = ["tasks", "run", "--dry-run", str(runs.path), "--from"]
+    second = CliRunner().invoke(cli.lab, [*dry, "2"])
+    assert second.output == "# 2: task 2\necho two\n# 3: task 3\necho three\n"
+    wrong = CliRunner().invoke(cli.lab, [*dry, "4"])
+    assert (wrong.exit_code, "no task '4'; its tasks: 1, 2, 3" in wrong.output) == (2, True)
+
+
 def test_the_commands_exit_statuses(runs: Runs) -> None:
     runs.write(task("1", "exit 3"))
     run = ["tasks", "run", str(runs.path), "--state", str(runs.state)]

@@ -90,7 +90,7 @@ def run(
     """
     try:
         if dry:
-            click.echo(dry_run(read_task_file(file)))
+            click.echo(dry_run(read_task_file(file), start))
             return
         signal.signal(signal.SIGTERM, _interrupt)
         options = RunOptions(start, reset, timeout_s or None, state)
