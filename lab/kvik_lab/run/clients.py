@@ -94,7 +94,9 @@ def _lets_send(run: Planned, load: LoadSpec, node: Node, base: Path) -> Client:
 def served(url: str) -> str:
     """The first model that a server names. Raises `LabError`."""
     try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=ASK_LIMIT) as answer:  # noqa: S310
+        # Straight to the server, as the load goes, whatever proxies the environment names.
+        straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with straight.open(f"{url}/v1/models", timeout=ASK_LIMIT) as answer:
             return str(json.load(answer)["data"][0]["id"])
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise LabError(f"{url}/v1/models: {error}; a model can be named by run.load.model") from error
