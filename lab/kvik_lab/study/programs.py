@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from kvik_lab.design.factor import Level
 from kvik_lab.errors import LabError
 from kvik_lab.load.spec import parse_spec
-from kvik_lab.load.tools import INSTEAD, refused
+from kvik_lab.load.tools import INSTEAD, TOOLS, refused
 from kvik_lab.run.spec import RunSpec
 from kvik_lab.study.draft import Draft, has_level
 from kvik_lab.study.model import Program
@@ -95,12 +95,24 @@ def check_program(
     seen: set[Path] = set()
     for row in rows:
         try:
-            _check_tool(put_levels(program, row, draft.constants))
+            spec = put_levels(program, row, draft.constants)
+            _check_flags(spec)
+            _check_tool(spec)
         except PutError as error:
             if error.path not in seen:
                 seen.add(error.path)
                 draft.wrong(("run", *error.path), error.text, error.remedy)
     return None if seen else program
+
+
+def _check_flags(spec: RunSpec) -> None:
+    """Raises `PutError` for flags of a load that no command takes."""
+    if spec.role("load").options and spec.driver != "transfers" and spec.load.get("tool") not in TOOLS:
+        raise PutError(
+            ("roles", "load", "options"),
+            "run.roles.load.options: the lab's own load takes no flags",
+            "write what it is to do in run.load; flags are of another tool (run.load.tool), or of transfers",
+        )
 
 
 def _check_tool(spec: RunSpec) -> None:

@@ -7,7 +7,9 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from kvik_lab.load.spec import LoadSpec, parse_spec
 from kvik_lab.load.tools import TOOLS, Installed, installed, read_result, refused
 from kvik_lab.records.measures import ttft, ttft_from_send
 from kvik_lab.run.build import resolve, varied
+from kvik_lab.run.clients import served
 from kvik_lab.run.slots import plan_slots
 from kvik_lab.study import StudyError, parse_study
 from tests.docs.pages import ROOT
@@ -248,6 +251,45 @@ def test_check_names_the_line_of_what_a_tool_cannot_express() -> None:
     steady = parse_study(text.replace("count, min: 2, max: 2", "changepoint, min: 8, max: 9"))
     with pytest.raises(LabError, match=r"run\.load\.warmup\.until: aiperf cannot express it"):
         resolve(steady, plan_slots(steady))
+
+
+def test_flags_of_a_load_that_no_command_takes_are_refused() -> None:
+    """The lab's own load takes none, though it be that of one level only."""
+    with pytest.raises(StudyError) as found:
+        parse_study(ARMS.format(sets="load.warmup: 5") + "  roles: {load: {options: {seed: 3}}}\n")
+    (problem,) = found.value.problems
+    assert "run.roles.load.options: the lab's own load takes no flags" in problem.text
+    assert "another tool" in str(problem.remedy)
+    parse_study(study("aiperf", sys.executable).replace("{node: other}", "{node: other, options: {seed: 3}}"))
+
+
+def test_a_server_is_asked_for_its_model_whatever_proxies_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The load goes straight to it, too."""
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            assert served(f"http://127.0.0.1:{server.server_port}") == "tiny"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+class Models(BaseHTTPRequestHandler):
+    """A server that names its models."""
+
+    def do_GET(self) -> None:
+        """Its list of them."""
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"data": [{"id": "tiny"}]}).encode())
+
+    def log_message(self, *_args: object) -> None:
+        """Say nothing."""
 
 
 @pytest.mark.parametrize("sets", ["node: other", "env.PYTHONPATH: /other"])
