@@ -1,10 +1,12 @@
 """Where a page's commands run: a folder of its own, on a machine of its own as far as the network goes.
 
 Each page has two hosts, made of network namespaces, so that the ports that it names are free and addresses of
-two machines are real. Where namespaces cannot be had, pages of one host run on this machine as it is.
+two machines are real. Where namespaces cannot be had, pages of one host run on this machine as it is, one at
+a time.
 """
 
 import contextlib
+import fcntl
 import os
 import shlex
 import signal
@@ -170,6 +172,14 @@ def _heard(running: Running) -> str:
 
 
 @contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """No page in another process of pytest is here at the same time: they name the same ports."""
+    with Path(__file__).open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextlib.contextmanager
 def stage(folder: Path) -> Iterator[Stage]:
     """A stage in `folder`, which is empty; what runs on it ends with the block."""
     inner = folder / "page"
@@ -178,8 +188,11 @@ def stage(folder: Path) -> Iterator[Stage]:
         hosts = None
         with contextlib.suppress(CannotError):
             hosts = stack.enter_context(two_hosts())
+        if hosts is not None:
             for host, address in zip(hosts, (HERE, THERE), strict=True):
                 host.run("ip", "address", "add", f"{address}/24", "dev", "eth0")
+        else:
+            stack.enter_context(_alone())
         made = Stage(inner, hosts)
         stack.callback(made.end)
         yield made

@@ -99,14 +99,21 @@ def python(context: Context, small: bool = False) -> None:
     context.run([overlay_env(context, "dev"), "tools/vllm_base.py"])
     others = [f"tests/{other}" for other in _OTHER_FOLDERS] + (list(quick.PYTHON) if small else [])
     programs = cluster.on_path(base_env(context, cluster.NAME))
-    _pytest(context, "dev", "tests", programs, [*_SHARED, *(f"--ignore={path}" for path in others)])
+    more = [*_shared("loadfile"), *(f"--ignore={path}" for path in others)]
+    _pytest(context, "dev", "tests", programs, more)
 
 
-# Most tests wait for what they have started: with two processes two cores are busy for less than half of the
-# time, so three share out the files of a stage. One that a test has ended is not replaced, since the run
-# would wait for it for ever: the others do what is left.
-_JOBS = os.environ.get("JOBS") or "3"
-_SHARED = ("-n", _JOBS, "--dist", "loadfile", "--max-worker-restart=0") if _JOBS != "1" else ()
+def _shared(by: str) -> tuple[str, ...]:
+    """Arguments for three processes that share out a stage's tests, by their files or otherwise.
+
+    Most tests wait for what they have started: with two processes two cores are busy for less than half of
+    the time. One that a test has ended is not replaced, since the run would wait for it for ever: the others
+    do what is left.
+    """
+    jobs = os.environ.get("JOBS") or "3"
+    return ("-n", jobs, "--dist", by, "--max-worker-restart=0") if jobs != "1" else ()
+
+
 # Tests with stages of their own.
 _OTHER_FOLDERS = ("docs", "fabric", "faults", "lab", "netns", "packaging", "rdma", "vllm")
 
@@ -114,13 +121,15 @@ _OTHER_FOLDERS = ("docs", "fabric", "faults", "lab", "netns", "packaging", "rdma
 def lab(context: Context) -> None:
     """The lab against known truths: designs, statistics, physics, audits, and reports in a browser."""
     ensure_browser(context)
-    _pytest(context, "dev", "tests/lab", more=[*_SHARED, "--durations=10"])
+    _pytest(context, "dev", "tests/lab", more=[*_shared("loadfile"), "--durations=10"])
 
 
 def docs(context: Context) -> None:
     """The documentation as a site, its links, and every command in it."""
     site = build_site(context)
-    _pytest(context, "dev", "tests/docs", {"KVIK_TEST_SITE": str(site)}, more=["-v"])
+    # Nearly all pages are tests of one file: who is through takes over some of another one's.
+    more = ["-v", *_shared("worksteal"), "--durations=10"]
+    _pytest(context, "dev", "tests/docs", {"KVIK_TEST_SITE": str(site)}, more=more)
     context.note = f"open {site.relative_to(ROOT)}/index.html"
 
 
