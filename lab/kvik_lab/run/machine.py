@@ -20,6 +20,9 @@ from pathlib import Path
 
 VARIABLE = "KVIKLAB_STUDY"
 _MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")  # proc(5), /proc/stat
+_KERNEL_THREAD = 0x00200000  # of field 9 of stat
+EXEC_LIMIT = 1.0  # seconds that a process may be inside execve and is waited for
+EXEC_LOOKS = 20  # that it is looked at, however late this process gets its turns
 _NIC = {0: "receive_bytes", 2: "receive_errs", 3: "receive_drop", 8: "transmit_bytes", 11: "transmit_drop"}
 
 
@@ -73,21 +76,56 @@ def counters(mark: str | None) -> dict[str, float]:
 
 def own(mark: str) -> list[int]:
     """The processes that have the study's mark, but this one."""
-    wanted = f"{VARIABLE}={mark}".encode()
+    return [pid for pid in marked(f"{VARIABLE}={mark}") if pid != os.getpid()]
+
+
+def marked(entry: str) -> list[int]:
+    """The processes that have this entry in their environment.
+
+    Within execve the environment of a process reads as empty, so it is read again.
+    """
     found = []
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and int(folder.name) != os.getpid():
-            with contextlib.suppress(OSError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
+    folders = [folder for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    until, looks = time.monotonic() + EXEC_LIMIT, 0
+    while folders and (looks < EXEC_LOOKS or time.monotonic() < until):
+        if looks:
+            time.sleep(0.002)
+        looks += 1
+        unsure = []
+        for folder in folders:
+            with contextlib.suppress(OSError, IndexError):  # it has ended, or is another user's
+                before = _stat(folder)
+                environment = (folder / "environ").read_bytes()
+                if entry.encode() in environment.split(b"\0"):
                     found.append(int(folder.name))
+                elif not _is_all(environment, before, _stat(folder)):
+                    unsure.append(folder)
+        folders = unsure
     return sorted(found)
+
+
+def _is_all(environment: bytes, before: list[bytes], after: list[bytes]) -> bool:
+    """Whether that was the whole environment of a process, by what its stat said before and after."""
+    bounds = slice(50 - 3, 52 - 3)  # env_start and env_end
+    if environment:
+        return before[bounds] == after[bounds]  # else it was that of the program before, or a part of it
+    if after[0] in b"ZXx" or int(after[9 - 3]) & _KERNEL_THREAD:
+        return True
+    # It has none, as after `env -i`. Within execve that looks alike for a moment, but does not sleep.
+    start, end = after[bounds]
+    return start == end != b"0" and after[0] not in b"RD"
+
+
+def _stat(folder: Path) -> list[bytes]:
+    """The fields of a process's stat from the third one on, its state (proc(5)); the name before them may
+    have any bytes."""
+    return (folder / "stat").read_bytes().rpartition(b")")[2].split()
 
 
 def _cpu(pid: int) -> int:
     """Ticks of a process and of its children that have ended (proc(5), fields 14 to 17 of stat)."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return sum(int(one) for one in fields[11:15])
+        return sum(int(one) for one in _stat(Path(f"/proc/{pid}"))[11:15])
     return 0
 
 

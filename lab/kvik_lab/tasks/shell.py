@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvik_lab.errors import LabError
+from kvik_lab.run import machine
 from kvik_lab.tasks.state import Shell
 
 MARK = "_KVIK_TASK"
@@ -96,15 +97,13 @@ def groups_of(mark: str) -> set[int]:
 
     A number alone would not do: once a group has ended, the system may give its number to a stranger's.
     """
-    wanted = f"{MARK}={mark}".encode()
     found = set()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    state, _, group = (folder / "stat").read_text().rpartition(")")[2].split()[:3]
-                    if state not in ("Z", "X"):
-                        found.add(int(group))
+    for pid in machine.marked(f"{MARK}={mark}"):
+        with contextlib.suppress(OSError, ValueError):  # it has ended
+            # The name before may have any bytes.
+            state, _, group = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:3]
+            if state not in (b"Z", b"X"):
+                found.add(int(group))
     return found
 
 

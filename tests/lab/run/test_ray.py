@@ -14,6 +14,7 @@ import pytest
 
 from kvik.roles.hosts import CannotError
 from kvik.roles.node import NodeError
+from kvik_lab.run import machine
 from kvik_lab.run.rays import ray_ways
 from kvik_lab.run.remote import RemoteNode
 from kvik_lab.run.spec import NodeSpec
@@ -69,12 +70,7 @@ def study(cluster: Raylets, requests: int = 4, starts: str = "starts: 1") -> str
 
 def left(out: Path) -> list[Any]:
     """The processes of a study that there still are, and what was started for them."""
-    found = list(processes(out))
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if f"{MARK}={out.parent}".encode() in (path / "environ").read_bytes().split(b"\0"):
-                found.append(int(path.name))
-    return found
+    return [*processes(out), *machine.marked(f"{MARK}={out.parent}")]
 
 
 def _niceness(out: Path) -> Iterator[int]:
