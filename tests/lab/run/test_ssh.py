@@ -159,7 +159,7 @@ def test_a_role_whose_connection_is_gone_ends_quietly(tmp_path: Path) -> None:
     line = Line("one", "one", lambda _: ["sh", "-c", "read -r line"])
     node = RemoteNode(line, "127.0.0.1", sys.executable, None)
     process = node.launch(Role("prefill", ("true",), LineReady("")), tmp_path / "log")
-    assert process.wait(20.0) is not None
+    assert process.wait(120.0) is not None
     assert isinstance(process, RemoteProcess)
     process.beat()
     process.stop()
