@@ -19,7 +19,7 @@ from click.testing import CliRunner
 
 from kvik_lab import cli
 from kvik_lab.errors import LabError
-from kvik_lab.load import search
+from kvik_lab.load import http, search
 from kvik_lab.load.answer import understand
 from kvik_lab.load.drive import Driver, Planned, Sent
 from kvik_lab.load.http import Exchange
@@ -199,7 +199,8 @@ async def test_rounds_begin_together_and_wait_for_each_other() -> None:
     assert dues[1] >= max(first_ends) + 0.03
 
 
-async def test_closed_holds_its_concurrency_and_its_pause() -> None:
+async def test_closed_holds_its_concurrency_and_its_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "FRESH_SECONDS", 3600.0)  # none has been idle for too long
     async with stub(first=0.03) as server:
         result = await load(server, arrival={"kind": "closed", "concurrency": 2, "pause": 0.02})
     edges = sorted(
