@@ -29,6 +29,7 @@ set -a; eval "$__kvik_command"
 """
 _NOT_KEPT = ("_", "SHLVL", MARK, "__kvik_left", "__kvik_command", "__kvik_status")
 _GRACE_S = 5.0
+_KILLED_S = 60.0  # a bound for what cannot be ended
 _LOOK_S = 0.05
 
 
@@ -110,8 +111,8 @@ def groups_of(mark: str) -> set[int]:
 def end_marked(mark: str) -> list[int]:
     """End the process groups that carry a mark: first asked to, then made to. Their numbers."""
     ended = sorted(groups_of(mark))
-    for way in (signal.SIGTERM, signal.SIGKILL):
-        until = time.monotonic() + _GRACE_S
+    for way, patience in ((signal.SIGTERM, _GRACE_S), (signal.SIGKILL, _KILLED_S)):
+        until = time.monotonic() + patience
         for group in groups_of(mark):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(group, way)
