@@ -31,6 +31,7 @@ from kvik_lab.tasks.exporting import DEFAULT_TEMPLATE
 from kvik_lab.tasks.shell import MARK, end_marked, groups_of
 from kvik_lab.tasks.state import load_state, locked, state_path
 from tests.docs.pages import ROOT
+from tests.lab.run.studies import wait_for
 from tests.lab.test_study import ARTICLE
 
 ARTICLE_STUDY = ROOT / "lab" / "kvik_lab" / "study" / "examples" / "efa-vs-tcp.yaml"
@@ -50,7 +51,7 @@ def alive(pid: str) -> bool:
     """Whether a process runs; one that has ended may stay in the list until its new parent looks."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
@@ -346,11 +347,21 @@ def test_two_files_with_the_same_task_ids_keep_their_states_apart(tmp_path: Path
     assert one.lines() == ["one", "two", "changed"], "a file that was changed begins anew"
 
 
-def test_a_command_past_its_time_is_ended_with_all_that_it_started(runs: Runs) -> None:
+def test_a_command_past_its_time_is_ended_with_all_that_it_started(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(subprocess.Popen[bytes]):
+        """Its time begins when it has started all."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout is not None:
+                wait_for(lambda: bool(runs.lines("pid")), "it has started all")
+            return super().wait(timeout)
+
+    monkeypatch.setattr(subprocess, "Popen", Slow)
     runs.write(task("1", "sleep 1000 & echo $! > {{OUT}}/pid; wait"), task("2", "true"))
-    # Long enough for a shell to start on a busy machine.
-    assert runs.run(timeout_s=3.0) == {"1": "timeout", "2": None}
-    assert "ran longer than 3 s" in runs.outcome.text
+    assert runs.run(timeout_s=0.5) == {"1": "timeout", "2": None}
+    assert "ran longer than 0.5 s" in runs.outcome.text
     assert not alive(runs.lines("pid")[0])
     assert runs.outcome.running == {}
 
@@ -446,7 +457,7 @@ def test_two_runs_of_one_file_at_a_time_are_refused(runs: Runs) -> None:
 
 def test_a_command_that_puts_off_its_mark_is_ended_at_its_time(runs: Runs) -> None:
     """Its process is the shell's own, and would be waited for as long as it likes."""
-    runs.write(task("1", "exec env -i sh -c 'sleep 15; echo here > {{OUT}}/late'"))
+    runs.write(task("1", "exec env -i sh -c 'sleep 120; echo here > {{OUT}}/late'"))
     assert runs.run(timeout_s=1.0) == {"1": "timeout"}
     assert not runs.lines("late")
 
