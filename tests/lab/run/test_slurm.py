@@ -7,19 +7,22 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from kvik.roles.hosts import CannotError
 from kvik.roles.node import NodeError
+from kvik.roles.processes import Process
 from kvik_lab.run.slurm import slurm_ways
 from kvik_lab.run.spec import NodeSpec
 from tests.lab.gates.scene import finding
 from tests.lab.run.cluster import Cluster, slurm
 from tests.lab.run.studies import (
     GONE,
+    LIMIT,
     PLAIN,
     finish,
     lines,
@@ -157,9 +160,24 @@ def test_a_node_that_vanishes_and_a_controller_that_is_killed(cluster: Cluster, 
     ],
 )
 def test_an_allocation_that_is_not_given(
-    cluster: Cluster, tmp_path: Path, options: list[str], wait: float, said: str
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: list[str],
+    wait: float,
+    said: str,
 ) -> None:
     """Slurm's own words say why; the job is not left in the queue."""
+
+    class Queued(Process):
+        """The time that its job has begins when it is in the queue."""
+
+        def wait_until(self, ready: Callable[[], bool], deadline: float) -> None:
+            given, queued = deadline - time.monotonic(), re.compile(r"job allocation \d")
+            super().wait_until(lambda: bool(queued.search(self.said())), time.monotonic() + LIMIT)
+            super().wait_until(ready, time.monotonic() + given)
+
+    monkeypatch.setattr("kvik_lab.run.slurm.Process", Queued)
     spec = NodeSpec.model_validate({"executor": "slurm", "options": options, "wait": wait})
     with (
         cluster.right.inside(),
