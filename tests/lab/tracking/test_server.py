@@ -26,6 +26,14 @@ from tests.lab.tracking.journals import State, expected, formed, journal, record
 from tests.lab.tracking.server import Server
 from tests.python.peers import random_seed
 
+PATIENT = """
+from kvik.cli import main
+from kvik_lab.tracking import beside
+beside.END_LIMIT = 180.0
+main()
+"""
+"""`kvik`, which waits for what is left about as long as a test does."""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
@@ -38,9 +46,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         found.kill()
 
 
-def start(study: Path, out: Path, uri: str, command: str = "run") -> subprocess.Popen[str]:
+def start(
+    study: Path, out: Path, uri: str, command: str = "run", *, patient: bool = True
+) -> subprocess.Popen[str]:
     """`kvik lab run --mlflow`."""
-    arguments = [sys.executable, "-m", "kvik.cli", "lab", command, str(study), "--out", str(out)]
+    program = ["-c", PATIENT] if patient else ["-m", "kvik.cli"]
+    arguments = [sys.executable, *program, "lab", command, str(study), "--out", str(out)]
     return subprocess.Popen(
         [*arguments, f"--mlflow={uri}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         start_new_session=True,
@@ -140,7 +151,7 @@ def test_a_server_that_is_away_fails_and_delays_no_study(tmp_path: Path) -> None
     """What was not brought is said, and the command that is said brings it."""
     study, out = written(tmp_path, PLAIN), tmp_path / "out"
     away = "http://127.0.0.1:1"
-    status, said = finish(start(study, out, away))
+    status, said = finish(start(study, out, away, patient=False))
     assert status == 0, said
     assert len(records(out)) == 2
     line = next(line for line in said.splitlines() if line.startswith("MLflow: not all was brought"))
