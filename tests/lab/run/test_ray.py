@@ -129,7 +129,11 @@ def test_a_node_that_vanishes_and_a_controller_that_is_killed(
         assert (second.outcome, second.place.start) == ("lost", "s1.2"), second.error
         assert "Ray does not give them within 8 s" in str(second.error)
         monkeypatch.delenv(MARK)  # a node is not started for the study
-        cluster.start_second()
+        controller.send_signal(signal.SIGSTOP)  # what is left is tried again when the node is back
+        try:
+            cluster.start_second()
+        finally:
+            controller.send_signal(signal.SIGCONT)
         wait_for(lambda: any((out / "logs").glob("s2*/*.load.json")), "the study goes on")
         controller.send_signal(signal.SIGKILL)
         finish(controller)
