@@ -91,8 +91,8 @@ class RemoteProcess(Process):
 
     @property
     def lost(self) -> bool:
-        """Whether it has ended, and its host is gone."""
-        return not self.alive and self._line.is_gone()
+        """Whether it has ended, and its host is gone; the host is asked, as its sign may end late."""
+        return not self.alive and (self._line.is_gone() or not self._line.answers())
 
 
 class Line:
@@ -141,20 +141,32 @@ class Line:
         self._running = [one for one in self._running if one.alive] + [process]
         return process
 
+    def answers(self) -> bool:
+        """Whether a command can be run there."""
+        try:
+            RemoteNode(self, "", "", None).run(["true"])
+        except NodeError:
+            return False
+        return True
+
     def is_gone(self, settle: float = SETTLE) -> bool:
         """Whether the host is; its sign ends a moment before or after what it carried."""
         return self.sign is None or self.sign.wait(settle) is not None
 
     def _watch(self) -> None:
-        heard, size = time.monotonic(), -1
+        silent, looked, size = 0.0, time.monotonic(), -1
         while not self._closed.wait(BEAT):
             for process in self._running:
                 process.beat()
+            now = time.monotonic()
+            since, looked = now - looked, now
             if isinstance(self.sign, RemoteProcess):
                 before, size = size, self.sign.log.stat().st_size
                 if size != before:
-                    heard = time.monotonic()
-                elif time.monotonic() > heard + LEASE:
+                    silent = 0.0
+                elif since < 2 * BEAT:  # else this machine stood still, and with it what brings the beats
+                    silent += since
+                if silent > LEASE:
                     for process in self._running:
                         process.cut()
                     return
