@@ -121,7 +121,9 @@ _OTHER_FOLDERS = ("docs", "fabric", "faults", "lab", "netns", "packaging", "rdma
 def lab(context: Context) -> None:
     """The lab against known truths: designs, statistics, physics, audits, and reports in a browser."""
     ensure_browser(context)
-    _pytest(context, "dev", "tests/lab", more=[*_shared("loadfile"), "--durations=10"])
+    # Its files have an order of their own: long ones first.
+    more = [*_shared("loadfile"), "--no-loadscope-reorder", "--durations=10"]
+    _pytest(context, "dev", "tests/lab", more=more)
 
 
 def docs(context: Context) -> None:
