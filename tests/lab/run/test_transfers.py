@@ -132,7 +132,7 @@ def test_a_transfer_that_cannot_be_says_why(tmp_path: Path) -> None:
 def test_a_target_that_dies_ends_its_run_and_is_started_again(tmp_path: Path) -> None:
     """Nobody waits for it; what was in flight is said, and measured under another start."""
     out = tmp_path / "out"
-    controller = start("run", written(tmp_path, ALONE.replace("repetitions: 8", "repetitions: 20000")), out)
+    controller = start("run", written(tmp_path, ALONE.replace("repetitions: 8", "repetitions: 8000")), out)
 
     def target() -> int | None:
         """The one that an initiator has come to."""
@@ -148,7 +148,7 @@ def test_a_target_that_dies_ends_its_run_and_is_started_again(tmp_path: Path) ->
     os.kill(found, signal.SIGKILL)
     status, said = finish(controller)
     assert status == 0, said
-    assert re.search(r"\[0/2\] .*failed: .*target ended", said), said
+    assert re.search(r"\[[01]/2\] .*failed: .*target ended", said), said
     assert "start s1.2" in said
     assert {one.outcome for one in records(out).values()} == {"completed"}
     assert processes(out) == []
