@@ -30,7 +30,7 @@ fn granted(engine: &Engine) -> Grant {
 
 fn read(reader: &Engine, grant: &Grant) {
     let read = reader.read(&pages(reader), grant.ticket(), None, TransferOptions::default());
-    read.unwrap().wait(Some(Duration::from_secs(10))).unwrap();
+    read.unwrap().wait(Some(Duration::from_secs(60))).unwrap();
 }
 
 /// CPU time that all threads together use in a second in which nothing is asked of them.

@@ -344,7 +344,7 @@ gpus! {
         let began = watch::start();
         let error = here.close(SHORT).unwrap_err();
         assert_eq!(error.code, Code::RegionBusy, "{error}");
-        assert!(error.text.contains("has it open") && began.elapsed() < PATIENCE / 4, "{error}");
+        assert!(error.text.contains("has it open") && began.elapsed() < Duration::from_secs(5), "{error}");
         assert_eq!(control.count("allocations"), 1);
         peer.kill();
         here.close(PATIENCE).unwrap();

@@ -122,7 +122,7 @@ warm! {
         let began = watch::start();
         let warmed = pair.other.warm_up(&ticket, Some(PATIENCE)).unwrap().wait(Some(PATIENCE)).unwrap();
         assert_eq!(states(&warmed), ["opened", "failed", "opened", "opened"], "{warmed:?}");
-        assert!(began.elapsed() < PATIENCE / 2, "{:?}", began.elapsed());
+        assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
         let bad = &warmed.pairs[1];
         let PairState::Failed(why) = &bad.state else { unreachable!() };
         assert!(bad.nic.contains("rdmap1") && why.text.contains("rdmap1"), "{bad:?}");

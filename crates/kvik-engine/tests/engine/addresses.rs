@@ -87,7 +87,7 @@ fn an_engine_that_is_not_there_is_unreachable_and_the_options_are_named() {
     let (there, here) = (region(&owner, 1, 1), region(&reader, 1, 2));
     let ticket = owner.grant(&all(&there), many()).unwrap().ticket().clone();
     let address = owner.addresses()[0].to_string();
-    owner.close(Duration::from_secs(5)).unwrap();
+    owner.close(PATIENCE).unwrap();
     let began = watch::start();
     let error = read(&reader, &all(&here), &ticket).unwrap_err();
     assert_eq!(error.code, Code::PeerUnreachable);

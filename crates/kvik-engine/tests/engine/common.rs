@@ -12,7 +12,7 @@ pub mod watch;
 
 pub const PAGE: u64 = 16 << 10;
 /// Longer than anything here may take.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn engine(transport: Preference) -> Engine {
     Engine::start(Config { transport, ..Config::default() }).unwrap()

@@ -199,7 +199,7 @@ fn after_the_first_failure_of_several_nothing_more_is_written() {
         wait_until("both sessions", || reader.stats().contains(&("sessions_open", 2)));
         wait_until("the first page", || byte(&here, PAGE) != 0xEE);
         child.signal(Signal::STOP);
-        goes.close(Duration::from_secs(5)).unwrap();
+        goes.close(PATIENCE).unwrap();
         let error = reads.wait(Some(PATIENCE)).unwrap_err();
         let (seen, mut outcomes) = (bytes(&here), reads.outcomes().expect("all have ended"));
         child.signal(Signal::CONT);
@@ -293,7 +293,7 @@ fn a_stopped_peer_is_lost_in_time_and_closing_does_not_wait_for_it() {
     let there = other.allocate(u64::from(PAGES) * PAGE).unwrap();
     let (lost, closed) = stopped_amid(&child, [(&reader, &here), (&other, &there)]);
     let stopped = watch::start();
-    other.close(Duration::from_secs(5)).unwrap();
+    other.close(PATIENCE).unwrap();
     assert!(stopped.elapsed() < Duration::from_millis(1500), "{:?}", stopped.elapsed());
     assert_eq!(code(closed.result().expect("ended by then")), Code::EngineClosed);
     let error = lost.wait(Some(PATIENCE)).unwrap_err();
@@ -312,13 +312,13 @@ fn an_owner_gets_its_pages_back_from_a_stopped_reader() {
     let source = other.allocate(64 << 20).unwrap();
     let deadline = within(Duration::from_millis(1200));
     let few = pages(&source, &[0]);
-    other.write(&few, child.writable(), Some([0].into()), deadline.clone()).unwrap().wait(None).unwrap();
+    other.write(&few, child.writable(), Some([0].into()), within(PATIENCE)).unwrap().wait(None).unwrap();
     child.signal(Signal::STOP);
     let began = watch::start();
     let wrote = other.write(&all(&source), child.writable(), None, deadline).unwrap();
     assert_eq!(code(wrote.wait(Some(PATIENCE))), Code::DeadlineExceeded);
     // Its memory is its own again, without the peer's help.
-    source.close(Duration::from_millis(100)).unwrap();
+    source.close(PATIENCE).unwrap();
     assert!(began.elapsed() < Duration::from_millis(1700), "{:?}", began.elapsed());
 }
 

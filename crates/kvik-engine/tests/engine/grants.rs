@@ -265,7 +265,7 @@ fn an_id_that_a_live_grant_has_is_refused_and_the_grant_stays_as_it_was() {
     other.revoke(PATIENCE).unwrap();
     read(&reader, &all(&here), first.ticket()).unwrap();
     first.revoke(PATIENCE).unwrap();
-    assert_eq!(first.wait(Duration::from_secs(1)), Some(GrantState::Revoked));
+    assert_eq!(first.wait(PATIENCE), Some(GrantState::Revoked));
     // One that is over is refused in the same words, and nothing is left of the attempt.
     assert_eq!(owner.grant(&all(&there), again()).map(|_| ()).unwrap_err().text, error.text);
     there.close(PATIENCE).unwrap();

@@ -158,7 +158,7 @@ fn a_peer_that_is_not_there_ends_the_reads_from_others() {
     drop(gone);
     let began = watch::start();
     let reads = tickets.iter().map(|ticket| of(&all(&target), ticket)).collect();
-    let reads = reader.read_all(reads, Some(Duration::from_secs(2))).unwrap();
+    let reads = reader.read_all(reads, Some(LONG)).unwrap();
     assert_eq!(failed(&reads, 0, &who, began).code, Code::PeerUnreachable);
 }
 

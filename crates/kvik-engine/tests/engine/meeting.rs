@@ -204,7 +204,8 @@ fn who_was_met_and_lost_comes_back_by_itself_or_is_met_again() {
     // Who wants it only while it is connected does not wait for that.
     let began = watch::start();
     let error = client.notify(To::Connected(who.engine), b"hello", Some(PATIENCE)).err().unwrap();
-    assert!(error.code == Code::PeerLost && began.elapsed() < PATIENCE / 2, "{error}: {:?}", began.elapsed());
+    assert!(error.code == Code::PeerLost, "{error}");
+    assert!(began.elapsed() < Duration::from_secs(10), "{error}: {:?}", began.elapsed());
     child.signal(Signal::CONT);
     expect(&events, "peer_up", 8.0);
     assert_eq!(meet(&client, at).unwrap(), who);

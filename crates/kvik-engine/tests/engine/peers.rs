@@ -68,7 +68,7 @@ fn an_engine_that_is_started_again_is_known_and_its_old_tickets_are_void() {
     let (there, place, id) = (region(&first, 1, 1), first.addresses()[0], first.id());
     let old = first.grant(&all(&there), many()).unwrap().ticket().clone();
     read(&reader, &all(&here), &old).unwrap();
-    first.close(Duration::from_secs(5)).unwrap();
+    first.close(PATIENCE).unwrap();
     let second = start(place);
     assert_eq!((second.id(), second.addresses()), (id, vec![place]));
     assert_ne!(second.incarnation(), old.incarnation);

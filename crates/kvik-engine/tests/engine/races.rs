@@ -174,16 +174,16 @@ fn closing_ends_fifty_transfers_in_flight_within_its_bound() {
         let begin = |region| reader.read(&all(region), grant.ticket(), None, TransferOptions::default());
         let transfers: Vec<_> = here.iter().map(|region| begin(region).unwrap()).collect();
         let began = watch::start();
-        reader.close(Duration::from_secs(5)).unwrap();
+        reader.close(PATIENCE).unwrap();
         assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
         for transfer in transfers {
             let ended = transfer.result().expect("ended by then");
             assert!(ended.is_ok() || code(ended) == Code::EngineClosed);
         }
-        reader.close(Duration::from_secs(5)).unwrap();
+        reader.close(PATIENCE).unwrap();
         assert_eq!(code(begin(&here[0]).map(|_| ())), Code::EngineClosed);
         assert_eq!(code(reader.grant(&all(&here[0]), many()).map(|_| ())), Code::EngineClosed);
-        here.iter().for_each(|region| region.close(Duration::from_secs(1)).unwrap());
+        here.iter().for_each(|region| region.close(PATIENCE).unwrap());
     }
 }
 
@@ -210,10 +210,10 @@ fn an_engine_that_closes_while_transfers_begin_ends_them_all() {
         for _ in 0..round * 500 {
             std::thread::yield_now();
         }
-        reader.close(Duration::from_secs(5)).unwrap();
+        reader.close(PATIENCE).unwrap();
         closed.store(true, Ordering::Relaxed);
         for transfer in begins.join().unwrap() {
-            if let Err(error) = transfer.wait(Some(Duration::from_secs(1))) {
+            if let Err(error) = transfer.wait(Some(PATIENCE)) {
                 assert_ne!(error.code, Code::WaitTimeout, "{error}");
             }
         }

@@ -111,7 +111,7 @@ fn an_own_ticket_is_a_copy() {
     let read = engine.read(&pages(&b, &[5, 6, 7]), grant.ticket(), None, TransferOptions::default()).unwrap();
     assert_eq!(read.wait(None).unwrap().transport.name(), "self");
     check(&a, &[1, 2, 40], &b, &[5, 6, 7]);
-    assert_eq!(grant.wait(Duration::from_secs(5)), Some(kvik_core::GrantState::Consumed));
+    assert_eq!(grant.wait(PATIENCE), Some(kvik_core::GrantState::Consumed));
     let again =
         engine.read(&pages(&b, &[5, 6, 7]), grant.ticket(), None, TransferOptions::default()).unwrap();
     assert_eq!(again.wait(None).unwrap_err().code, Code::GrantConsumed);
@@ -153,7 +153,7 @@ fn a_reader_that_is_a_step_ahead_waits_for_the_grant() {
     let grant = owner.grant(&pages(&there, &[4, 5]), options).unwrap();
     read.wait(None).unwrap();
     check(&there, &[4, 5], &here, &[0, 1]);
-    assert_eq!(grant.wait(Duration::from_secs(5)), Some(kvik_core::GrantState::Consumed));
+    assert_eq!(grant.wait(PATIENCE), Some(kvik_core::GrantState::Consumed));
     let short = TransferOptions { deadline: Some(Duration::from_millis(300)), ..TransferOptions::default() };
     let never = ticket.with_grant(kvik_core::GrantId::random().unwrap(), Duration::from_secs(60));
     let never = reader.read(&pages(&here, &[0, 1]), &never, None, short).unwrap().wait(None).unwrap_err();

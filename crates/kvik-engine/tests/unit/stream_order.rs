@@ -13,7 +13,7 @@ fn a_thread_that_comes_after_the_end_ends() {
     streams.stop();
     streams.flag().unwrap();
     let thread = lock(&streams.thread).take().unwrap();
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while !thread.is_finished() {
         assert!(Instant::now() < until, "it waits for whoever closes the engine, who waits for it");
         std::thread::yield_now();
