@@ -3,67 +3,30 @@
 #[path = "../../../tests/standins/make.rs"]
 #[allow(dead_code)]
 mod make;
+#[path = "unit/nobody.rs"]
+mod nobody;
 #[path = "../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;
 
 use kvik_core::{Error, RegionId, Result};
 use kvik_host::thread::ThreadOptions;
-use kvik_host::verbs::{Device, Queue, Verbs};
+use kvik_host::verbs::{self, Device, Verbs};
 use kvik_host::{HugePages, Memory};
 use kvik_proto::{
     Batch, ChunkHeader, Claim, NicAnswer, NicCall, NicCallKind, Nics, WorkId, WorkOutcome, WorkRequest,
 };
 use kvik_transport::rma::Rma;
 use kvik_transport::{
-    Ended, Placement, Queue as Work, RegionMemory, RmaPeers, Services, SessionEvents, Transport, WorkSource,
+    Ended, Placement, Queue, RegionMemory, RmaPeers, Services, SessionEvents, Transport, WorkSource,
 };
+use nobody::Nobody;
 use standin::Standin;
 use std::sync::Arc;
 use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const SESSION: u64 = 7;
-
-/// An engine whose sessions have all ended.
-struct Nobody;
-
-impl WorkSource for Nobody {
-    fn claim(&self, _: Work, _: Claim) -> Option<WorkRequest<RegionMemory>> {
-        None
-    }
-    fn claim_batch(&self, _: Work, _: Claim, _: Batch, _: &mut Vec<WorkRequest<RegionMemory>>) {}
-    fn done(&self, _: WorkId, _: WorkOutcome) {}
-    fn batch_done(&self, _: &mut Vec<Ended>) {}
-    fn stuck(&self, _: WorkId, _: Error) {}
-    fn landed(&self, _: &mut WorkId) {}
-}
-
-impl Placement for Nobody {
-    fn place(&self, _: u64, _: &ChunkHeader) -> Result<Option<WorkRequest<RegionMemory>>> {
-        Ok(None)
-    }
-}
-
-impl SessionEvents for Nobody {
-    fn heard(&self, _: u64) -> bool {
-        false
-    }
-    fn connect(&self, _: u64) {}
-    fn broken(&self, _: u64, _: Error) {}
-    fn flush_local(&self) {}
-    fn fenced(&self, _: u64) {}
-}
-
-impl RmaPeers for Nobody {
-    fn nics(&self, _: u64) -> Option<Nics> {
-        None
-    }
-    fn moved(&self, _: Nics) {}
-    fn call(&self, _: u64, _: NicCall) {}
-    fn answer(&self, _: u64, _: NicAnswer) {}
-    fn warm_up_done(&self, _: u64, _: usize, _: usize, _: Result<bool>) {}
-}
 
 /// Who carries the call to the NIC may be overtaken by who ends the session. Then the session's end has been here before,
 /// and nobody would ever cut the peer off again.
@@ -75,11 +38,12 @@ fn a_nic_that_calls_after_the_end_of_its_session_gets_no_connection() {
         let mut options: kvik_transport::nics::NicOptions = "verbs:roce0".parse().unwrap();
         options.library = Some(library.clone());
         let rma = Rma::start(&options, 1, &ThreadOptions::default()).unwrap();
-        rma.serve(&Services::of(&Arc::new(Nobody)));
+        // All sessions of this engine have ended.
+        rma.serve(&Services::of(&Arc::new(Nobody(false))));
         let verbs = Verbs::load(Some(&library)).unwrap();
         let port = verbs.ports().unwrap().ports.into_iter().find(|port| port.device == "roce1").unwrap();
         let device = Device::open(&verbs, &port, port.choose_gid(None).unwrap().index).unwrap();
-        let theirs = Queue::open(&device, 16).unwrap();
+        let theirs = verbs::Queue::open(&device, 16).unwrap();
         rma.end_session(SESSION);
         rma.fence(SESSION);
         let address = theirs.address().encode();

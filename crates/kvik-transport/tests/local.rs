@@ -16,6 +16,9 @@ mod watch;
 
 static GO: AtomicBool = AtomicBool::new(false);
 const SIZE: usize = 1 << 16;
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Less than the second in which a peer's next word may come.
+const AT_ONCE: Duration = Duration::from_millis(900);
 
 fn link() -> (LocalLink, UnixConn) {
     let (mine, theirs) = UnixConn::pair().unwrap();
@@ -32,12 +35,12 @@ fn message(kind: u8, region: u32, addr: u64, len: u64) -> [u8; 64] {
 }
 
 fn say(conn: &UnixConn, bytes: &[u8], fd: Option<BorrowedFd<'_>>) {
-    conn.send_within(bytes, fd.as_slice(), Duration::from_secs(5)).unwrap();
+    conn.send_within(bytes, fd.as_slice(), PATIENCE).unwrap();
 }
 
 fn hear(conn: &UnixConn) -> ([u8; 64], Received) {
     let mut bytes = [0; 64];
-    let received = conn.recv_within(&mut bytes, 1, Duration::from_secs(5)).unwrap().unwrap();
+    let received = conn.recv_within(&mut bytes, 1, PATIENCE).unwrap().unwrap();
     (bytes, received)
 }
 
@@ -108,12 +111,13 @@ fn a_copy_that_waits_for_a_region_leaves_when_it_must_stop() {
     let stop = Arc::new(AtomicBool::new(true));
     let began = watch::start();
     assert_eq!(link.region(RegionId(1), &stop).unwrap_err().code, Code::TransportUnavailable);
-    assert!(began.elapsed() < Duration::from_millis(200), "{:?}", began.elapsed());
+    assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
     // What ends the link is the reason, and not that something was never shown.
     link.cut();
+    let began = watch::start();
     assert_eq!(link.fence(&GO).unwrap_err().code, Code::PeerLost);
     assert_eq!(link.region(RegionId(1), &GO).unwrap_err().code, Code::PeerLost);
-    assert!(began.elapsed() < Duration::from_millis(500), "{:?}", began.elapsed());
+    assert!(began.elapsed() < AT_ONCE, "{:?}", began.elapsed());
 }
 
 /// A thread registers it while another one joins the session: both show it.

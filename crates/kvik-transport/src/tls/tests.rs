@@ -12,7 +12,7 @@ use rustls::{SupportedCipherSuite, Tls13CipherSuite};
 use std::sync::LazyLock;
 use std::time::Duration;
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What both sides have: one certificate that is its own authority's.
 pub(crate) fn tls(provider: CryptoProvider) -> Tls {

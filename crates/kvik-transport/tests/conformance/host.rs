@@ -27,7 +27,7 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 const WAKER: u64 = 0;
 const LINK: u64 = 1;
 
@@ -216,7 +216,7 @@ impl Host {
         self.all().iter().for_each(|one| one.forget(region));
     }
 
-    /// Grants pages, which stay granted for a minute.
+    /// Grants pages, which stay granted for longer than a transfer may take.
     pub fn grant(
         &self,
         right: Right,
@@ -232,8 +232,8 @@ impl Host {
             view: view.clone(),
             right,
             uses: Use::Many,
-            expires: now + Duration::from_secs(60),
-            latest: now + Duration::from_secs(60),
+            expires: now + 2 * PATIENCE,
+            latest: now + 2 * PATIENCE,
             slot: slot.index(),
             generation: slot.generation().unwrap(),
             keys,
