@@ -11,7 +11,7 @@ use kvik_host::socket::{TcpConn, TcpListener, TcpOptions};
 use kvik_host::unix::{UnixConn, UnixListener};
 use kvik_host::{FenceTable, HugePages, Memory, PeerFence, PeerMemory, ProcessMemory};
 
-const BOUND: Duration = Duration::from_secs(10);
+const BOUND: Duration = Duration::from_secs(60);
 
 /// What a started program finds open, but for its own pipes and the directory that it reads.
 fn inherited() -> BTreeSet<String> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use kvik_host::HostError;
 use kvik_host::thread::{ThreadOptions, numa_nodes, spawn_named};
 
-const BOUND: Duration = Duration::from_secs(10);
+const BOUND: Duration = Duration::from_secs(60);
 
 /// Runs `f` in a kvik thread and gives its result.
 fn in_thread<T: Send + 'static>(options: &ThreadOptions, f: impl FnOnce() -> T + Send + 'static) -> T {

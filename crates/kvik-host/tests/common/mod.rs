@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid};
 
-const BOUND: Duration = Duration::from_secs(20);
+const BOUND: Duration = Duration::from_secs(60);
 
 /// Forks, runs `f` in the child, and gives its verdict. A panic in the child is a `false`.
 pub fn in_forked_child(f: impl FnOnce() -> bool) -> bool {

@@ -166,12 +166,14 @@ alone!(a_kernel_comes_behind_what_its_stream_was_given_and_marks_behind_it, [SLO
     let mut stream = Stream::new(memory.device()).unwrap();
     let program = app.stream(false);
     // Behind a kernel of the program's.
+    control.say("stall");
     app.fill(program, memory.addr(), memory.len(), 7, 200_000);
     // SAFETY: a stream that is not destroyed.
     unsafe { stream.after_stream(program) }.unwrap();
     stream.gather(&staging, 0, &memory, &pieces(200, PAGE)).unwrap();
     let mut mark = stream.mark().unwrap();
     assert!(!mark.is_done().unwrap() && out(&staging, 0, 200 * PAGE) == vec![0; 200 * PAGE]);
+    control.say("release");
     mark.wait(&mut stream, LIMIT).unwrap();
     assert!(out(&staging, 0, 200 * PAGE) == vec![7; 200 * PAGE]);
     // Behind a copy of the stream's own, and a copy behind it.

@@ -15,6 +15,8 @@ mod standin;
 
 #[path = "../common/mod.rs"]
 mod common;
+#[path = "../../../../tests/common/watch.rs"]
+mod watch;
 
 use kvik_host::cuda::{Cuda, GpuMemory, Pinned};
 use standin::{App, Control};
@@ -34,7 +36,7 @@ macro_rules! alone {
 }
 pub(crate) use alone;
 
-const LIMIT: Duration = Duration::from_secs(20);
+const LIMIT: Duration = Duration::from_secs(60);
 /// Copies that take so long that nobody sees their bytes by chance.
 const SLOW: (&str, &str) = ("KVIK_STANDIN_CUDA_FAULTS", "delay micros=20000");
 

@@ -155,8 +155,8 @@ alone!(a_slot_is_used_again_at_once, [DEVICE], |_| {
     assert_eq!((b.landed(1), c.landed(1)), (0, 4096));
 });
 
-/// Each piece of 8 KiB waits.
-const SLOWLY: &str = "delay micros=2000";
+/// Each piece of 8 KiB waits: a whole operation takes seconds.
+const SLOWLY: &str = "delay micros=20000";
 
 alone!(closing_the_endpoint_that_is_reached_is_a_fence, [DEVICE], |mut control| {
     let (mut a, mut b, slot) = pair(&nics()[0], 64);

@@ -43,8 +43,9 @@ fn writes_into(peer: &mut Peer, side: &mut Side) {
     assert_eq!(peer.ask(&line), "posted");
 }
 
-/// Each piece of 8 KiB waits: the whole takes a fifth of a second.
-const SLOWLY: &str = "delay micros=1500";
+/// Each piece of 8 KiB waits, until [`AT_ONCE`]: the whole takes seconds.
+const SLOWLY: &str = "delay micros=20000";
+const AT_ONCE: &str = "delay micros=0";
 
 alone!(what_a_stopped_process_has_posted_goes_on, [], |mut control| {
     let mut side = Side::new(&nics()[0], 2, 64);
@@ -53,6 +54,7 @@ alone!(what_a_stopped_process_has_posted_goes_on, [], |mut control| {
     writes_into(&mut peer, &mut side);
     peer.stop();
     let at_stop = side.landed(3);
+    control.say(AT_ONCE);
     wait("the rest", || side.landed(3) == LEN);
     assert!(at_stop < LEN);
     peer.signal(Signal::CONT);

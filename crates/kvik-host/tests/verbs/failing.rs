@@ -1,6 +1,6 @@
 //! What fails, and what is sure from then on.
 
-use super::{LEN, LIMIT, PAGE, Side, all_are, connected, devices, names, pair};
+use super::{LEN, LIMIT, PAGE, Side, all_are, connected, devices, names, pair, watch};
 use kvik_host::verbs::{Completion, Piece, Posted, RequestError, Rma, RmaOp};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -62,6 +62,11 @@ fn keep_writing(a: &mut Side, b: &Side) {
 #[test]
 #[ignore = "needs an RDMA device: KVIK_TEST_VERBS=rxe0"]
 pub fn a_target_that_fails_its_queue_pair_gets_no_byte_more() {
+    assert!((0..20).any(|_| fails_amid_writes()), "all writes had ended before: the test shows nothing");
+}
+
+/// False where all writes had ended before.
+fn fails_amid_writes() -> bool {
     let (mut a, mut b) = pair(128);
     keep_writing(&mut a, &b);
     b.queue.fail().unwrap();
@@ -72,12 +77,13 @@ pub fn a_target_that_fails_its_queue_pair_gets_no_byte_more() {
     assert!(all_are(&b.bytes(), 0xEE), "late bytes of a write");
     a.until("drained", |side| side.queue.is_drained());
     let ended = a.ended();
-    let lost = ended.iter().filter(|(_, result)| result.is_err()).count();
-    assert!(lost > 0, "all {} writes had ended before: the test shows nothing", ended.len());
-    let first = ended.iter().find_map(|(_, result)| result.clone().err()).unwrap();
-    assert!(!first.is_flushed() && first.to_string().contains("did not answer"), "{first}");
+    let first = ended.iter().find_map(|(_, result)| result.clone().err());
+    if let Some(first) = &first {
+        assert!(!first.is_flushed() && first.to_string().contains("did not answer"), "{first}");
+    }
     b.until("drained", |side| side.queue.is_drained());
     assert!(all_are(&b.bytes(), 0xEE));
+    first.is_some()
 }
 
 #[test]
@@ -139,7 +145,7 @@ pub fn a_peer_that_is_gone_is_an_error_in_time() {
     let (mut a, b) = pair(16);
     let there = b.known.clone();
     drop(b.queue);
-    let began = Instant::now();
+    let began = watch::start();
     assert_eq!(a.gather(RmaOp::Write, &there, 0, PAGE, 0), Posted::Yes);
     a.queue.flush().unwrap();
     a.until_ended(1);

@@ -20,6 +20,8 @@ mod said;
 #[path = "../../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;
+#[path = "../../../../tests/common/watch.rs"]
+mod watch;
 
 use kvik_host::verbs::{
     Completion, Device, Piece, Port, Posted, Queue, QueueAddress, Registration, RequestError, Rma, RmaOp,

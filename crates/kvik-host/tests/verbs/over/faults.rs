@@ -2,10 +2,9 @@
 
 use super::over;
 use crate::said::said_by;
-use crate::{LEN, PAGE, Side, all_are, connected, devices, pair, wait};
+use crate::{LEN, LIMIT, PAGE, Side, all_are, connected, devices, pair, wait};
 use kvik_host::event::{Epoll, Events};
 use kvik_host::verbs::{Event, Posted, RmaOp};
-use std::time::Duration;
 
 /// Posts so many writes of a page each.
 fn write(a: &mut Side, b: &Side, count: u64) {
@@ -146,7 +145,7 @@ over! {
         a.device.watch_events(&epoll, 1).unwrap();
         control.say("fatal device=0");
         let (mut told, mut events) = (Vec::new(), Events::new(4));
-        epoll.wait(&mut events, Duration::from_secs(20)).unwrap();
+        epoll.wait(&mut events, LIMIT).unwrap();
         a.device.events(&mut told).unwrap();
         assert!(matches!(told[..], [Event::DeviceFatal { .. }]), "{told:?}");
         write(&mut a, &b, 1);
