@@ -200,7 +200,7 @@ static void serve_test(uint32_t place) {
         strcat(answer, "\n");
         got = send(tests[place], answer, strlen(answer), MSG_NOSIGNAL);
     }
-    if (got <= 0 && errno != EINTR && errno != EAGAIN) {
+    if (got == 0 || (got < 0 && errno != EINTR && errno != EAGAIN)) {
         close(tests[place]);
         tests[place] = -1;
     }

@@ -6,7 +6,7 @@ use crate::standin::{Folder, again};
 use crate::{DEVICE, alone};
 use kvik_host::fabric::{Endpoint, Posted, Rma, RmaOp};
 use kvik_host::{HugePages, Memory};
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process};
 use std::sync::Arc;
 
 /// Not a test: another process, which does what its input says.
@@ -107,6 +107,25 @@ alone!(what_a_killed_process_had_ends_with_it, [], |mut control| {
     assert!(side.done[1].result.clone().unwrap_err().to_string().contains("no endpoint has this address"));
 });
 
+/// The process that has the devices.
+fn daemon() -> u32 {
+    let log = std::path::Path::new(&std::env::var_os(crate::standin::FOLDER).unwrap()).join("log");
+    let log = std::fs::read_to_string(log).unwrap();
+    log.split("process ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap()
+}
+
+// When its last user has gone: whoever runs this waits for that.
+alone!(a_daemon_that_stood_still_ends, [DEVICE], |mut control| {
+    let daemon = daemon();
+    let process = Pid::from_raw(daemon as i32).unwrap();
+    let is = |state| std::fs::read_to_string(format!("/proc/{daemon}/stat")).unwrap().contains(state);
+    control.counts();
+    wait("it to wait", || is(") S "));
+    kill_process(process, Signal::STOP).unwrap();
+    wait("it to be stopped", || is(") T "));
+    kill_process(process, Signal::CONT).unwrap();
+});
+
 /// What a process has resident, in bytes, and its open descriptors.
 fn weight(process: u32) -> (u64, usize) {
     let statm = std::fs::read_to_string(format!("/proc/{process}/statm")).unwrap();
@@ -115,9 +134,7 @@ fn weight(process: u32) -> (u64, usize) {
 }
 
 alone!(thousands_of_endpoints_leave_nothing_behind, [DEVICE], |mut control| {
-    let log = std::path::Path::new(&std::env::var_os(crate::standin::FOLDER).unwrap()).join("log");
-    let log = std::fs::read_to_string(log).unwrap();
-    let daemon = log.split("process ").nth(1).unwrap().split(',').next().unwrap().parse().unwrap();
+    let daemon = daemon();
     let (mut a, b, slot) = pair(&nics()[0], 64);
     let mut weights = Vec::new();
     for turn in 0..3000 {
