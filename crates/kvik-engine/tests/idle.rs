@@ -12,6 +12,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Of CPU time, in a second.
 const MOST: Duration = Duration::from_millis(20);
 
 fn start(transport: Preference) -> Engine {
@@ -33,13 +34,13 @@ fn read(reader: &Engine, grant: &Grant) {
     read.unwrap().wait(Some(Duration::from_secs(60))).unwrap();
 }
 
-/// CPU time that all threads together use in a second in which nothing is asked of them.
+/// CPU time that all threads together use in a second, or a little more, in which nothing is asked of them.
 fn check_idle(when: &str) {
-    let before = process_cpu();
+    let (before, began) = (process_cpu(), Instant::now());
     std::thread::sleep(Duration::from_secs(1));
-    let used = process_cpu() - before;
+    let (used, slept) = (process_cpu() - before, began.elapsed());
     println!("{when}: {used:?}");
-    assert!(used < MOST, "{used:?} of CPU time in a second, {when}");
+    assert!(used < MOST.mul_f64(slept.as_secs_f64()), "{used:?} of CPU time in {slept:?}, {when}");
 }
 
 /// What a forked child does with an engine of its parent.
@@ -84,14 +85,14 @@ fn idle_engines_use_no_cpu_time() {
         });
         ready.read_exact(&mut [0]).unwrap();
         read(&reader, &grant);
-        other.close(Duration::from_secs(5)).unwrap();
+        other.close(Duration::from_secs(60)).unwrap();
         check_idle("a session was lost, and a child holds its sockets");
         let refused = std::net::TcpStream::connect_timeout(&address, Duration::from_secs(1));
         assert!(refused.is_err(), "a closed engine still listens");
         release.write_all(&[1]).unwrap();
         let began = Instant::now();
         assert!(forked.join().unwrap().success());
-        assert!(began.elapsed() < Duration::from_secs(5));
+        assert!(began.elapsed() < Duration::from_secs(60));
         read(&reader, &grant);
     }
 }

@@ -14,13 +14,13 @@ mod make;
 #[allow(dead_code)]
 mod standin;
 
-use common::{all, bytes, fill, many, region, wait_until, within};
+use common::{all, bytes, fill, many, region, wait_until, watch, within};
 use kvik_core::Code;
 use kvik_engine::{Config, Engine, GrantOptions, NicOptions, Preference};
 use standin::Standin;
 use std::cell::RefCell;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// 32 MiB.
 const PAGES: u32 = 2048;
@@ -164,7 +164,7 @@ fn go_down(nics: [&NicOptions; 2], links: &mut [&mut dyn Link], rounds: usize) -
             brought(&reader).iter().zip(&before).all(|(now, before)| now > before) || transfer.is_done()
         });
         let middle = !transfer.is_done();
-        let since = Instant::now();
+        let since = watch::start();
         link.set("down");
         let outcome = transfer.wait(Some(DEADLINE));
         let took = since.elapsed();

@@ -97,7 +97,7 @@ fn an_engine_that_is_not_there_is_unreachable_and_the_options_are_named() {
     assert!(began.elapsed() < Duration::from_secs(1));
 }
 
-/// An address of this host where nobody listens.
+/// An address of this host where nobody listens, and where no other test does.
 pub fn closed_port() -> SocketAddr {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+    TcpListener::bind("127.0.0.2:0").unwrap().local_addr().unwrap()
 }

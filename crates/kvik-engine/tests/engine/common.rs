@@ -135,6 +135,12 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Tries with this time, and with more where it was over before that which it is for had begun: `attempt` gives none then.
+pub fn in_time<T>(shortest: Duration, attempt: impl FnMut(Duration) -> Option<T>) -> T {
+    let times = [1, 4, 16].map(|times| times * shortest);
+    times.into_iter().find_map(attempt).expect("the time was over each time before anything had begun")
+}
+
 /// Random numbers whose seed is printed.
 pub struct Random(u64);
 

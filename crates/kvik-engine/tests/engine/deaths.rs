@@ -169,8 +169,20 @@ fn after_its_deadline_a_transfer_from_a_stopped_peer_writes_nothing_more() {
         reader.read(&pages(region, &[0, 1, 2, 3]), child.readable(), four.clone(), within(PATIENCE)).unwrap()
     };
     some(&few).wait(Some(PATIENCE)).unwrap();
-    let transfer = read_in_flight(&reader, &child, &here, Duration::from_millis(1200));
-    child.signal(Signal::STOP);
+    // A fast machine may be through before the child is stopped: then it begins again.
+    let transfer = (0..20).find_map(|_| {
+        let transfer = read_in_flight(&reader, &child, &here, Duration::from_millis(1200));
+        child.signal(Signal::STOP);
+        if !transfer.is_done() {
+            return Some(transfer);
+        }
+        child.signal(Signal::CONT);
+        if let Err(error) = transfer.wait(Some(PATIENCE)) {
+            assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
+        }
+        None
+    });
+    let transfer = transfer.expect("the transfer was through each time before the peer was stopped");
     let began = watch::start();
     let error = transfer.wait(Some(PATIENCE)).unwrap_err();
     assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
@@ -180,7 +192,7 @@ fn after_its_deadline_a_transfer_from_a_stopped_peer_writes_nothing_more() {
     child.signal(Signal::CONT);
     some(&few).wait(Some(PATIENCE)).unwrap();
     assert!(bytes(&here) == seen, "memory of an ended transfer was written");
-    assert!(seen.contains(&0xEE), "the transfer was through before the peer was stopped: nothing was shown");
+    assert!(seen.contains(&0xEE), "all of it has come, and its deadline has passed");
 }
 
 /// Of several reads that end as one: what one peer still sends when another one has gone is thrown away.
@@ -256,33 +268,38 @@ fn a_killed_peer_ends_the_reads_from_others_in_time() {
 #[test]
 fn a_killed_peer_ends_transfers_both_ways_and_the_next_one_serves() {
     for role in ["tcp", "auto"] {
-        let transport = if role == "tcp" { Preference::Tcp } else { Preference::Auto };
-        let child = Child::start(role);
-        let reader = engine(transport);
-        let here = reader.allocate(u64::from(PAGES) * PAGE).unwrap();
-        let source = reader.allocate(64 << 20).unwrap();
-        let read = read_in_flight(&reader, &child, &here, PATIENCE);
-        let wrote: Vec<Transfer> = (0..20)
-            .map(|_| reader.write(&all(&source), child.writable(), None, TransferOptions::default()).unwrap())
-            .collect();
-        child.signal(Signal::KILL);
-        let killed = watch::start();
-        let mut lost = 0;
-        for transfer in wrote.into_iter().chain([read]) {
-            match transfer.wait(Some(PATIENCE)) {
-                // It was through before, or copied out of memory that outlives its owner.
-                Ok(_) => {}
-                Err(error) if error.code == Code::PeerLost => lost += 1,
-                Err(error) => panic!("{error}"),
-            }
-            assert!(killed.elapsed() < Duration::from_millis(2500), "{:?}", killed.elapsed());
-        }
-        assert!(lost > 0, "nothing was in flight any more");
-        drop(child);
-        let child = Child::start(role);
-        read_with(&reader, &all(&here), child.readable(), within(PATIENCE)).unwrap();
-        child.check(&here);
+        assert!((0..5).any(|_| killed_amid_transfers(role)), "nothing was ever in flight any more");
     }
+}
+
+/// False where all of them were through before.
+fn killed_amid_transfers(role: &str) -> bool {
+    let transport = if role == "tcp" { Preference::Tcp } else { Preference::Auto };
+    let child = Child::start(role);
+    let reader = engine(transport);
+    let here = reader.allocate(u64::from(PAGES) * PAGE).unwrap();
+    let source = reader.allocate(64 << 20).unwrap();
+    let read = read_in_flight(&reader, &child, &here, PATIENCE);
+    let wrote: Vec<Transfer> = (0..20)
+        .map(|_| reader.write(&all(&source), child.writable(), None, TransferOptions::default()).unwrap())
+        .collect();
+    child.signal(Signal::KILL);
+    let killed = watch::start();
+    let mut lost = 0;
+    for transfer in wrote.into_iter().chain([read]) {
+        match transfer.wait(Some(PATIENCE)) {
+            // It was through before, or copied out of memory that outlives its owner.
+            Ok(_) => {}
+            Err(error) if error.code == Code::PeerLost => lost += 1,
+            Err(error) => panic!("{error}"),
+        }
+        assert!(killed.elapsed() < Duration::from_millis(2500), "{:?}", killed.elapsed());
+    }
+    drop(child);
+    let child = Child::start(role);
+    read_with(&reader, &all(&here), child.readable(), within(PATIENCE)).unwrap();
+    child.check(&here);
+    lost > 0
 }
 
 #[test]

@@ -66,8 +66,9 @@ impl Child {
         self.said.recv_timeout(PATIENCE).expect("the peer says nothing")
     }
 
+    /// At an address where only these listen, so that its port stays free when it is gone.
     pub fn owner() -> (Child, Ticket) {
-        Child::owner_at("127.0.0.1:0")
+        Child::owner_at("127.0.0.3:0")
     }
 
     pub fn owner_at(listen: &str) -> (Child, Ticket) {
@@ -357,8 +358,9 @@ fn each_user_gets_everything_and_the_slowest_sets_the_pace() {
     fourth.wait(Some(PATIENCE)).unwrap();
 }
 
-#[test]
-fn closing_waits_for_whoever_hands_an_event_on_and_not_for_itself() {
+/// Whether an engine has closed after an event of it was handed on. It waits for that no longer than a second, in which
+/// who hands it on may stand still.
+fn closes_after_its_event() -> bool {
     let owner = engine(Preference::Auto);
     let there = region(&owner, 1, 1);
     let events = owner.events().unwrap();
@@ -375,9 +377,17 @@ fn closing_waits_for_whoever_hands_an_event_on_and_not_for_itself() {
         done
     });
     handing.recv_timeout(PATIENCE).unwrap();
+    let began = Instant::now();
     owner.close(PATIENCE).unwrap();
     let closed = Instant::now();
-    assert!(thread.join().unwrap() <= closed, "closed while an event was being handed on");
+    let in_time = thread.join().unwrap() <= closed;
+    assert!(in_time || closed - began >= Duration::from_secs(1), "closed while an event was being handed on");
+    in_time
+}
+
+#[test]
+fn closing_waits_for_whoever_hands_an_event_on_and_not_for_itself() {
+    assert!((0..5).any(|_| closes_after_its_event()), "whoever handed an event on stood still each time");
 
     let owner = engine(Preference::Auto);
     let there = region(&owner, 1, 1);

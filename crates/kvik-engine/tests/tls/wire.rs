@@ -90,6 +90,7 @@ fn written(engine: &Engine) -> Region {
 /// A read through the proxy, and whether it brought what it should.
 fn through(
     secure: bool,
+    deadline: Duration,
     all_of_it: bool,
     meddle: impl Fn(&mut [u8], usize) -> (Vec<usize>, bool) + Send + Sync + 'static,
 ) -> (Result<Report, Error>, bool) {
@@ -101,7 +102,7 @@ fn through(
     let at = proxy(owner.addresses()[0], meddle, all_of_it);
     let ticket = Ticket { addresses: vec![at], ..grant.ticket().clone() };
     // No checksums of kvik's: what is found here, TLS finds.
-    let options = TransferOptions { verify: Some(Verify::Off), ..within(Duration::from_secs(4)) };
+    let options = TransferOptions { verify: Some(Verify::Off), ..within(deadline) };
     let result = read_with(&reader, &all(&here), &ticket, options);
     (result, bytes(&there) == bytes(&here))
 }
@@ -115,7 +116,7 @@ fn nothing_can_be_read_on_the_wire() {
     for secure in [false, true] {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let recorder = seen.clone();
-        let (result, equal) = through(secure, true, move |bytes, before| {
+        let (result, equal) = through(secure, PATIENCE, true, move |bytes, before| {
             recorder.lock().unwrap().extend_from_slice(bytes);
             whole(bytes, before)
         });
@@ -135,7 +136,7 @@ fn a_bit_that_flips_ends_the_channel_and_no_wrong_byte_is_used() {
     let places: Vec<usize> =
         (0..10).map(|_| random.below(100_000) as usize).chain([0, 5, 200, 50_000]).collect();
     for at in places {
-        let (result, equal) = through(true, false, move |bytes, before| {
+        let (result, equal) = through(true, Duration::from_secs(4), false, move |bytes, before| {
             if let Some(byte) = at.checked_sub(before).and_then(|at| bytes.get_mut(at)) {
                 *byte ^= 1;
             }
@@ -156,7 +157,7 @@ fn a_bit_that_flips_ends_the_channel_and_no_wrong_byte_is_used() {
 #[test]
 fn records_split_anywhere_are_one_stream_and_a_cut_in_the_middle_is_a_loss() {
     let random = Mutex::new(Random::new());
-    let (result, equal) = through(true, true, move |bytes, _| {
+    let (result, equal) = through(true, PATIENCE, true, move |bytes, _| {
         let (mut random, mut left, mut pieces) = (random.lock().unwrap(), bytes.len(), Vec::new());
         // The handshake byte by byte, later ones in pieces that no record's end falls on.
         while left > 0 {
@@ -169,7 +170,7 @@ fn records_split_anywhere_are_one_stream_and_a_cut_in_the_middle_is_a_loss() {
     result.unwrap();
     assert!(equal);
     for at in [3_usize, 700, 60_000] {
-        let (result, _) = through(true, false, move |bytes, before| {
+        let (result, _) = through(true, PATIENCE, false, move |bytes, before| {
             (vec![bytes.len().min(at.saturating_sub(before))], before + bytes.len() < at)
         });
         assert_eq!(result.unwrap_err().code, Code::PeerLost, "cut after {at} bytes");
