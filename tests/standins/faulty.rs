@@ -130,7 +130,12 @@ impl Faults {
         lock(&self.state).given
     }
 
-    /// Of those, which session and class each was of, in the order in which they were given.
+    /// Work requests that were reported.
+    pub fn ended(&self) -> u64 {
+        lock(&self.state).ended
+    }
+
+    /// Of those that were given, which session and class each was of, in the order in which they were given.
     pub fn order(&self) -> Vec<(u64, Class)> {
         lock(&self.state).order.clone()
     }

@@ -9,7 +9,7 @@ use crate::pair::{Kind, Memories, NO_DMABUF, OPS, Op, Pair, Standin, metric, opt
 use crate::wire::Harm;
 use crate::{EFA, ROCE, VERBS};
 use kvik_core::{Code, Error};
-use kvik_engine::{Config, Engine, Preference, Region, Report, TransferOptions, Verify};
+use kvik_engine::{Config, Engine, Grant, Preference, Region, Report, TransferOptions, Verify};
 use std::time::{Duration, Instant};
 
 const TCP: &Kind = &Kind { transport: "tcp", mechanism: "channel", memory: Memories::Gpu, ..Kind::NEW };
@@ -60,20 +60,47 @@ fn regions(kind: &Kind, owner: &Engine, other: &Engine) -> (Region, Region) {
     (kind.granted_region(owner, bytes, 1), kind.region(other, bytes, 0x5A))
 }
 
+/// A transfer over a GPU that stands still: how it ended, by its deadline, where a copy was begun before that.
+pub(crate) struct Stalled {
+    pub there: Region,
+    pub here: Region,
+    pub grant: Grant,
+    pub error: Error,
+}
+
+impl Stalled {
+    pub fn new(pair: &Pair, gpu: Control, op: Op) -> Stalled {
+        in_time(Duration::from_millis(600), |deadline| Stalled::within(pair, gpu, op, deadline))
+    }
+
+    fn within(pair: &Pair, gpu: Control, op: Op, deadline: Duration) -> Option<Stalled> {
+        let (there, here) = pair.regions(PAGES, PAGE);
+        let grant = pair.grant(op, &whole(&there, PAGE));
+        let names = ["DtoH", "HtoD", "DtoD"].map(|way| format!("cuMemcpy{way}Async_v2"));
+        let copies = || names.iter().map(|name| gpu.count(name)).sum::<i64>();
+        let before = copies();
+        gpu.say("stall");
+        let (began, busy) = (Instant::now(), watch::start());
+        let ended = pair.begin(op, &whole(&here, PAGE), &grant, deadline).wait(Some(PATIENCE));
+        let (took, most) = (began.elapsed(), busy.elapsed());
+        assert!(
+            took >= deadline && most < deadline + Duration::from_secs(3),
+            "{op:?}: {took:?}, busy {most:?}"
+        );
+        if copies() == before {
+            gpu.say("release");
+            return None;
+        }
+        Some(Stalled { there, here, grant, error: ended.map(drop).unwrap_err() })
+    }
+}
+
 /// A stream that stands still ends its transfer by the deadline, says whose pages are held, and lets go of them when
 /// it goes on: nothing is written afterwards.
 pub(crate) fn stalls(pair: &Pair, control: Control) {
     pair.pass();
     for op in OPS {
-        let (there, here) = pair.regions(PAGES, PAGE);
-        let grant = pair.grant(op, &whole(&there, PAGE));
-        control.say("stall");
-        let began = Instant::now();
-        let deadline = Duration::from_millis(600);
-        let transfer = pair.begin(op, &whole(&here, PAGE), &grant, deadline);
-        let error = transfer.wait(Some(PATIENCE)).unwrap_err();
-        let took = began.elapsed();
-        assert!(took >= deadline && took < Duration::from_secs(4), "{op:?}: {took:?}");
+        let Stalled { there, here, grant, error } = Stalled::new(pair, control, op);
         // Each side speaks for its own pages.
         if here.device().is_some() {
             assert_eq!(error.code, Code::PagesQuarantined, "{op:?}: {error}");
@@ -220,7 +247,7 @@ gpus! {
         let (owner, other) = (one(), one());
         let (there, here) = (OWNER.granted_region(&owner, PAGE, 1), OWNER.region(&other, PAGE, 0x5A));
         let [first, second] = [(); 2].map(|()| owner.grant(&whole(&there, PAGE), options(Op::Read)).unwrap());
-        let read = |grant: &kvik_engine::Grant| {
+        let read = |grant: &Grant| {
             other.read(&whole(&here, PAGE), grant.ticket(), None, within(PATIENCE)).unwrap()
         };
         read(&first).wait(Some(PATIENCE)).unwrap();

@@ -7,12 +7,12 @@
 use crate::common::*;
 use crate::cuda;
 use crate::faulty::Faults;
-use crate::gpus::stalls;
+use crate::gpus::{Stalled, stalls};
 use crate::pair::{Kind, Memories, OPS, Op, Pair, Standin, metric, options, whole};
 use crate::standin::Control;
 use kvik_core::Code;
 use kvik_engine::{Config, TransferOptions, Verify};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const ROCE: Standin = Standin { devices: 1, ..crate::ROCE };
 const FABRIC: Standin = Standin { devices: 1, ..Standin::NEW };
@@ -59,16 +59,10 @@ fn with(kind: &'static Kind, name: &str, check: fn(&Pair, cuda::Control, Control
 /// The GPU that both sides' pages lie on stands still: which of them has a copy in flight depends on the direction.
 fn stalls_both(pair: &Pair, gpu: cuda::Control) {
     for op in OPS {
-        let (there, here) = pair.regions(PAGES, PAGE);
-        let grant = pair.grant(op, &whole(&there, PAGE));
-        gpu.say("stall");
-        let (began, deadline) = (Instant::now(), Duration::from_millis(600));
-        let ended = pair.begin(op, &whole(&here, PAGE), &grant, deadline).wait(Some(PATIENCE));
-        let took = began.elapsed();
+        let Stalled { there, here, grant, error } = Stalled::new(pair, gpu, op);
         gpu.say("release");
-        assert!(took >= deadline && took < Duration::from_secs(4), "{op:?}: {took:?}");
         let expected = if op == Op::Read { Code::DeadlineExceeded } else { Code::PagesQuarantined };
-        assert_eq!(code(ended), expected, "{op:?}");
+        assert_eq!(error.code, expected, "{op:?}: {error}");
         grant.revoke(PATIENCE).unwrap();
         here.close(PATIENCE).unwrap();
         blank(&there, 0xEE);

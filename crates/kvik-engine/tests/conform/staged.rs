@@ -217,11 +217,18 @@ fn a_stalled_gpu_costs_no_session_where_a_nic_leaves_the_peer_to_another_one() {
         // More than both rings have for one peer, a page to a slot.
         let (there, here) = pair.regions(4 * SHARE as u32, SLOT);
         let grant = pair.grant(Op::Read, &whole(&there, SLOT));
-        gpu.say("stall");
-        let copies = gpu.count("cuMemcpyHtoDAsync_v2");
-        let transfer = pair.begin(Op::Read, &whole(&here, SLOT), &grant, Duration::from_secs(3));
-        let begun = || gpu.count("cuMemcpyHtoDAsync_v2") - copies;
-        wait_until("copies from both rings", || begun() == 2 * SHARE as i64);
+        let transfer = in_time(Duration::from_secs(3), |deadline| {
+            gpu.say("stall");
+            let copies = gpu.count("cuMemcpyHtoDAsync_v2");
+            let transfer = pair.begin(Op::Read, &whole(&here, SLOT), &grant, deadline);
+            let begun = || gpu.count("cuMemcpyHtoDAsync_v2") - copies == 2 * SHARE as i64;
+            wait_until("copies from both rings", || begun() || transfer.is_done());
+            if transfer.is_done() {
+                gpu.say("release");
+                return None;
+            }
+            Some(transfer)
+        });
         nic.say("down device=0");
         let error = transfer.wait(Some(PATIENCE)).unwrap_err();
         assert_eq!(error.code, Code::PagesQuarantined, "{error}");
