@@ -186,7 +186,8 @@ fn after_its_deadline_a_transfer_from_a_stopped_peer_writes_nothing_more() {
     let began = watch::start();
     let error = transfer.wait(Some(PATIENCE)).unwrap_err();
     assert_eq!(error.code, Code::DeadlineExceeded, "{error}");
-    assert!(began.elapsed() < Duration::from_millis(1400), "{:?}", began.elapsed());
+    // The deadline, and a second in which threads may wait for a processor; the peer's loss has another code.
+    assert!(began.elapsed() < Duration::from_millis(2200), "{:?}", began.elapsed());
     let seen = bytes(&here);
     // What the peer still sends is thrown away: a later transfer on the same channels comes behind it.
     child.signal(Signal::CONT);
