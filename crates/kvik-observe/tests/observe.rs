@@ -124,8 +124,8 @@ fn a_handshake_that_is_refused_is_counted_by_its_reason() {
 #[test]
 fn whoever_does_not_ask_or_asks_for_something_else_is_let_go() {
     let engine = engine(Preference::Tcp);
-    let silent = connect(&engine);
     let begun = Instant::now();
+    let silent = connect(&engine);
     assert!(hear(&silent, to_the_end).is_empty());
     assert!(begun.elapsed() >= Duration::from_millis(900), "{:?}", begun.elapsed());
     let (_, heard) = ask(&engine, "everything", to_the_end);
