@@ -305,7 +305,7 @@ mod tests {
         let id = store.state().index.find(0, &KEY).unwrap();
         // A place in a segment that was removed, which nobody told.
         store.state().index.node_mut(id).place = 99 << 32;
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(60);
         assert_eq!(store.bring_one(0, &KEY, until).unwrap(), Brought::Missing);
         assert_eq!(store.contains(0, &[KEY]).unwrap(), [false]);
         // So a put writes it anew.
@@ -330,7 +330,7 @@ mod tests {
         pulse.end(other);
         age(pulse);
         assert!(!pulse.left().is_zero(), "the disk gives something");
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(60);
         assert_eq!(store.bring_one(0, &KEY, until).unwrap(), Brought::Missing);
         pulse.end(hangs);
         assert_eq!(store.bring_one(0, &KEY, until).unwrap(), Brought::Loaded);

@@ -296,7 +296,7 @@ mod tests {
     use std::time::Duration;
 
     const NAMESPACE: NamespaceId = NamespaceId([1; 32]);
-    const PATIENCE: Duration = Duration::from_secs(20);
+    const PATIENCE: Duration = Duration::from_secs(60);
 
     /// Who hears answers, at once or not, and as long as the gate is open.
     struct Told {

@@ -495,13 +495,18 @@ mod tests {
     use crate::{Server, StoreOptions};
     use kvik_engine::Config;
 
+    /// Where no other test listens, so that a port stays free.
+    fn own() -> Vec<std::net::SocketAddr> {
+        vec![([127, 0, 0, 2], 0).into()]
+    }
+
     #[test]
     fn an_engine_at_the_address_of_one_that_has_closed_has_answers_of_its_own() {
-        let first = Engine::start(Config::default()).unwrap();
+        let first = Engine::start(Config { listen: own(), ..Config::default() }).unwrap();
         let kept = AnswersOf::engine(&first).unwrap();
         assert!(Arc::ptr_eq(&kept, &AnswersOf::engine(&first).unwrap()));
         let listen = first.listening().to_vec();
-        first.close(Duration::from_secs(20)).unwrap();
+        first.close(Duration::from_secs(60)).unwrap();
         let second = Engine::start(Config { listen, ..Config::default() }).unwrap();
         assert_eq!(first.id(), second.id());
         assert!(!Arc::ptr_eq(&kept, &AnswersOf::engine(&second).unwrap()));
@@ -509,7 +514,7 @@ mod tests {
 
     #[test]
     fn a_store_that_listens_before_it_serves_is_met_once_it_does() {
-        const LIMIT: Duration = Duration::from_secs(20);
+        const LIMIT: Duration = Duration::from_secs(60);
         let there = Engine::start(Config::default()).unwrap();
         let here = Engine::start(Config::default()).unwrap();
         let address = there.addresses()[0].to_string();
@@ -529,13 +534,13 @@ mod tests {
 
     #[test]
     fn what_one_start_did_not_answer_says_nothing_of_the_next_one() {
-        const LIMIT: Duration = Duration::from_secs(20);
+        const LIMIT: Duration = Duration::from_secs(60);
         let here = Engine::start(Config::default()).unwrap();
         let start = |listen| {
             let engine = Engine::start(Config { listen, ..Config::default() }).unwrap();
             (Server::start(&engine, &StoreOptions::default()).unwrap(), engine)
         };
-        let (server, first) = start(Config::default().listen);
+        let (server, first) = start(own());
         let (listen, address) = (first.listening().to_vec(), first.addresses()[0].to_string());
         // No thread meets it, so it stays as it is found.
         let remote = Remote::new(&here, &address, &Opened::default()).unwrap();

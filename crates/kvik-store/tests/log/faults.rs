@@ -79,7 +79,7 @@ fn endure(fault: &Fault, base: u64, context: &str) -> bool {
     let came = failed.load(Ordering::SeqCst) > 0;
     // The disk is well again, and so is the log.
     armed.store(false, Ordering::SeqCst);
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + LONG;
     for attempt in 0.. {
         match workload::run(&log, &index, &*steps, Rng(base + 9 + attempt), (60, 9000 + 100 * attempt)) {
             Ok(()) => break,

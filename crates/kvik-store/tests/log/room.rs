@@ -7,7 +7,7 @@ use kvik_core::Code;
 use kvik_store::{Log, LogOptions, Tier};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 fn options() -> LogOptions {
     LogOptions { segment: Some(256 << 10), unsynced: 256 << 10, ..LogOptions::new(3 << 20) }
@@ -67,7 +67,7 @@ fn room_is_made_under_readers_within_the_capacity() {
     assert!(usage.copied > 0 && usage.dropped > 500 && usage.failures + usage.quarantined == 0, "{usage:?}");
     assert!(index.known().moved > 0);
     // What goes does so a moment after the last reader.
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + LONG;
     loop {
         let files = dir.files();
         let bytes: u64 = files.iter().filter_map(|file| Some(std::fs::metadata(file).ok()?.len())).sum();
@@ -123,7 +123,7 @@ fn a_log_in_which_everything_is_kept_is_full_until_something_is_not() {
     let begun = Instant::now();
     let block = Block::new(last, 0, shape(7));
     while let Err(error) = block.store(&log) {
-        assert!(error.code == Code::StorageFull && begun.elapsed() < Duration::from_secs(20), "{error:?}");
+        assert!(error.code == Code::StorageFull && begun.elapsed() < LONG, "{error:?}");
         std::thread::yield_now();
     }
 }

@@ -49,7 +49,7 @@ fn many_at_once_read_what_was_put_or_nothing() {
 fn a_closed_engine_ends_what_is_asked() {
     let rig = Rig::new(1 << 20);
     rig.put(&[1]);
-    rig.engine.close(std::time::Duration::from_secs(5)).unwrap();
+    rig.engine.close(std::time::Duration::from_secs(60)).unwrap();
     let error = rig.space.put(&rig.keys(&[2]), &rig.pages.set(&[0]), Ack::Stored, None).err().unwrap();
     assert_eq!(error.code, Code::EngineClosed);
 }

@@ -17,7 +17,7 @@ fn durable(rig: &Rig, prompt: &[u32]) -> Stored {
 
 /// Waits until so many blocks were written.
 fn written(rig: &Rig, count: u64) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while rig.client.stat().unwrap().written < count {
         assert!(Instant::now() < until, "{:?}", rig.client.stat().unwrap());
         std::thread::yield_now();
@@ -208,9 +208,9 @@ fn a_client_that_reads_late_gets_all_parts_of_an_answer() {
         put_until(Ack::Durable, &space, &pages, None, &keys);
     }
     let (_engine, client, space, pages) = open();
-    let mut getting = space.get(&keys, &pages.set(&ids), Some(Duration::from_secs(30))).unwrap();
+    let mut getting = space.get(&keys, &pages.set(&ids), Some(Duration::from_secs(90))).unwrap();
     // All of it is brought back, window by window, before the first answer is looked at.
-    let until = Instant::now() + Duration::from_secs(25);
+    let until = Instant::now() + Duration::from_secs(60);
     while client.stat().unwrap().loaded < u64::from(BLOCKS) {
         assert!(Instant::now() < until, "{:?}", client.stat().unwrap());
         std::thread::yield_now();

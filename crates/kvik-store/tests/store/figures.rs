@@ -16,7 +16,7 @@ fn value(rig: &Rig, series: &str) -> u64 {
 
 /// Waits until a series has a value: what was read is noted a moment after it was.
 fn becomes(rig: &Rig, series: &str, expected: u64) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while value(rig, series) != expected {
         assert!(Instant::now() < until, "{series} is {} and not {expected}", value(rig, series));
         std::thread::yield_now();

@@ -5,7 +5,7 @@ use crate::watch;
 use kvik_core::Code;
 use kvik_engine::{Config, Engine};
 use kvik_store::{Ack, BlockKey, Chain, Client, Server, Servers, Space, StoreOptions, Stored};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Blocks of a prompt: several segments, and a part of one.
 const BLOCKS: u32 = 300;
@@ -145,7 +145,7 @@ fn a_copy_answers_for_a_server_that_has_gone() {
     assert_eq!(asking.put(Chain::from(&keys), None).unwrap().stored, 300);
     assert_eq!(members.iter().map(Member::blocks).sum::<u64>(), 600);
     let gone = members.remove(0);
-    gone.engine.close(Duration::from_secs(20)).unwrap();
+    gone.engine.close(Duration::from_secs(60)).unwrap();
     drop(gone);
     assert_eq!(asking.get(Chain::from(&keys), None).unwrap(), 300);
     assert!(asking.space.contains(&keys).unwrap().iter().all(|here| *here));
@@ -198,11 +198,15 @@ fn a_server_owes_nothing_while_nobody_waits_for_it() {
     asking.put(Chain::from(&keys), None).unwrap();
     let ids: Vec<u32> = (0..BLOCKS).collect();
     let deadline = Duration::from_secs(6);
-    let mut getting = asking.space.get(&keys, &asking.pages.set(&ids), Some(deadline)).unwrap();
-    getting.next(None).unwrap();
-    // The caller does something else for longer than one copy of three may take.
-    std::thread::park_timeout(deadline / 2);
-    assert_eq!(getting.wait().unwrap(), 300);
+    let getting = (0..5).find_map(|_| {
+        let began = Instant::now();
+        let mut getting = asking.space.get(&keys, &asking.pages.set(&ids), Some(deadline)).unwrap();
+        getting.next(None).unwrap();
+        // The caller does something else for longer than one copy of three may take, and leaves time for the rest.
+        std::thread::park_timeout(deadline / 2);
+        (began.elapsed() < deadline * 2 / 3).then_some(getting)
+    });
+    assert_eq!(getting.expect("the machine stood still each time").wait().unwrap(), 300);
     assert!(asking.client.members().iter().all(|member| member.up && member.unanswered == 0));
 }
 

@@ -15,7 +15,7 @@ use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
 /// How long a request may take that has to succeed.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 pub const SYNCS: &[libc::c_long] = &[libc::SYS_fdatasync, libc::SYS_fsync];
 pub const WRITES: &[libc::c_long] = &[libc::SYS_pwritev];

@@ -203,7 +203,7 @@ impl Rig {
 
 /// Waits until something is so.
 pub fn becomes(mut so: impl FnMut() -> bool) {
-    let until = Instant::now() + Duration::from_secs(20);
+    let until = Instant::now() + Duration::from_secs(60);
     while !so() {
         assert!(Instant::now() < until, "it does not become so");
         std::thread::yield_now();
