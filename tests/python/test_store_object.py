@@ -57,7 +57,7 @@ class S3:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(timeout=10)
+        self.process.wait(timeout=60)
         self._reader.join()
 
 

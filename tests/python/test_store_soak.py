@@ -21,6 +21,7 @@ HELD: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.timeout(300)
 def test_clients_and_server_are_killed_and_nothing_is_wrong_or_lost() -> None:
     done = subprocess.run(
         [sys.executable, str(SOAK), "--minutes", "0.3", "--clients", "3", "--every", "3", "--bytes", "1GiB",

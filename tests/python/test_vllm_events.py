@@ -157,7 +157,7 @@ def test_a_block_is_told_when_every_rank_has_it(start: Callable[..., StoreServer
         save = tiers.save
 
         def later(*given: Any) -> Any:
-            assert go.wait(20.0)
+            assert go.wait(60.0)
             if fails:
                 raise RuntimeError("a rank that cannot save")
             return save(*given)
@@ -173,7 +173,7 @@ def test_a_block_is_told_when_every_rank_has_it(start: Callable[..., StoreServer
         assert scheduler.request_finished_all_groups(wanted, (blocks,)) == (False, None)
         server.server.step()
         first = server.server.workers[0]._cache_rank
-        first._saves.submit(lambda: None).result(20.0)  # behind the save
+        first._saves.submit(lambda: None).result(60.0)  # behind the save
         server.server.step()
         assert not follower.follow().stored
         go.set()

@@ -328,9 +328,9 @@ def test_a_store_that_stops_costs_a_deadline(kvik_vllm: ModuleType, model: Path)
         Served("--memory", "16MiB") as store,
         running(StoreServer(kvik_vllm, model, at(store, **options)).met()) as (server,),
     ):
-        server.serve(PROMPT)
         scheduler = server.server.scheduler
         scheduler._cache._clock = lambda: now[0]
+        server.serve(PROMPT)
         with store.stopped():
             wanted = make(PROMPT, status=Status.FINISHED_ABORTED)
             server.server.arrive(wanted)

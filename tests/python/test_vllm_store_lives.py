@@ -45,7 +45,7 @@ def hold_loads(server: StoreServer) -> threading.Event:
     load = tiers.load
 
     def later(*given: Any) -> Any:
-        assert go.wait(20.0)
+        assert go.wait(60.0)
         return load(*given)
 
     tiers.load = later
@@ -204,7 +204,7 @@ def test_saves_that_wait_hold_their_blocks(kvik_vllm: ModuleType, model: Path) -
         server.serve(PROMPT[:2])
         go, tiers = threading.Event(), server.server.workers[0]._cache_rank._tiers
         save = tiers.save
-        tiers.save = lambda *given: save(*given) if go.wait(20.0) else None
+        tiers.save = lambda *given: save(*given) if go.wait(60.0) else None
         wanted, scheduler = make(PROMPT), server.server.scheduler
         server.server.arrive(wanted)
         server.ask(wanted)

@@ -26,7 +26,7 @@ from tests.python.vllm_harness import (
 )
 
 BLOCK = 4
-PATIENCE_S = 20.0  # of a busy machine
+PATIENCE_S = 60.0  # more than any deadline here
 
 
 class RealNative:
