@@ -521,7 +521,8 @@ def test_a_dry_run_begins_where_it_is_told_to(runs: Runs) -> None:
     second = CliRunner().invoke(cli.lab, [*dry, "2"])
     assert second.output == "# 2: task 2\necho two\n# 3: task 3\necho three\n"
     wrong = CliRunner().invoke(cli.lab, [*dry, "4"])
-    assert (wrong.exit_code, "no task '4'; its tasks: 1, 2, 3" in wrong.output) == (2, True)
+    assert wrong.exit_code == 2
+    assert f"{runs.path}: no task '4'; its tasks: 1, 2, 3" in " ".join(wrong.output.split())
 
 
 def test_the_commands_exit_statuses(runs: Runs) -> None:

@@ -94,11 +94,11 @@ def marked(entry: str) -> list[int]:
         unsure = []
         for folder in folders:
             with contextlib.suppress(OSError, IndexError):  # it has ended, or is another user's
-                before = _stat(folder)
+                before = stat(folder)
                 environment = (folder / "environ").read_bytes()
                 if entry.encode() in environment.split(b"\0"):
                     found.append(int(folder.name))
-                elif not _is_all(environment, before, _stat(folder)):
+                elif not _is_all(environment, before, stat(folder)):
                     unsure.append(folder)
         folders = unsure
     return sorted(found)
@@ -116,7 +116,7 @@ def _is_all(environment: bytes, before: list[bytes], after: list[bytes]) -> bool
     return start == end != b"0" and after[0] not in b"RD"
 
 
-def _stat(folder: Path) -> list[bytes]:
+def stat(folder: Path) -> list[bytes]:
     """The fields of a process's stat from the third one on, its state (proc(5)); the name before them may
     have any bytes."""
     return (folder / "stat").read_bytes().rpartition(b")")[2].split()
@@ -125,7 +125,7 @@ def _stat(folder: Path) -> list[bytes]:
 def _cpu(pid: int) -> int:
     """Ticks of a process and of its children that have ended (proc(5), fields 14 to 17 of stat)."""
     with contextlib.suppress(OSError, ValueError, IndexError):
-        return sum(int(one) for one in _stat(Path(f"/proc/{pid}"))[11:15])
+        return sum(int(one) for one in stat(Path(f"/proc/{pid}"))[11:15])
     return 0
 
 

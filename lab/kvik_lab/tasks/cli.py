@@ -17,7 +17,6 @@ from rich.table import Table
 from kvik_lab.errors import LabError
 from kvik_lab.study.load import load_study
 from kvik_lab.tasks.exporting import export_tasks
-from kvik_lab.tasks.form import read_task_file
 from kvik_lab.tasks.importing import ImportedPlan, import_plan
 from kvik_lab.tasks.runner import RunOptions, command_line, dry_run, run_task_file, stop_task_file
 
@@ -90,7 +89,7 @@ def run(
     """
     try:
         if dry:
-            click.echo(dry_run(read_task_file(file), start))
+            click.echo(dry_run(file, start))
             return
         signal.signal(signal.SIGTERM, _interrupt)
         options = RunOptions(start, reset, timeout_s or None, state)

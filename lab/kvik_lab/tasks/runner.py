@@ -59,7 +59,7 @@ def run_task_file(
     """
     chosen = options or RunOptions()
     file = read_task_file(path)
-    _place_of(file, chosen.start)
+    _place_of(path, file, chosen.start)
     place = state_path(chosen.state, file.digest)
     with locked(place):
         if chosen.reset:
@@ -87,20 +87,21 @@ def command_line(command: str, path: Path, state: Path | None) -> str:
     )
 
 
-def _place_of(file: TaskFile, start: str | None) -> int:
+def _place_of(path: str | os.PathLike[str], file: TaskFile, start: str | None) -> int:
     """Where among its tasks a run is told to begin. Raises `LabError` for a task that it does not have."""
     ids = [task.id for task in file.tasks]
     if start is None:
         return 0
     if start not in ids:
-        raise LabError(f"{file.name}: no task {start!r}; {did_you_mean(start, ids, what='its tasks')}")
+        raise LabError(f"{path}: no task {start!r}; {did_you_mean(start, ids, what='its tasks')}")
     return ids.index(start)
 
 
-def dry_run(file: TaskFile, start: str | None = None) -> str:
-    """What would be run from the task `start` on, with the variables' values in it."""
-    lines = []
-    for task in file.tasks[_place_of(file, start) :]:
+def dry_run(path: str | os.PathLike[str], start: str | None = None) -> str:
+    """What would be run from the task `start` on, with the variables' values in it. Raises as
+    `run_task_file` does."""
+    file, lines = read_task_file(path), []
+    for task in file.tasks[_place_of(path, file, start) :]:
         lines.append(f"# {task.id}: {task.name}")
         if task.skip_if is not None:
             lines.append(f"# skipped if this succeeds: {file.expand(task.skip_if)}")

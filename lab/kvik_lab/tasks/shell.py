@@ -101,8 +101,7 @@ def groups_of(mark: str) -> set[int]:
     found = set()
     for pid in machine.marked(f"{MARK}={mark}"):
         with contextlib.suppress(OSError, ValueError):  # it has ended
-            # The name before may have any bytes.
-            state, _, group = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[:3]
+            state, _, group = machine.stat(Path(f"/proc/{pid}"))[:3]
             if state not in (b"Z", b"X"):
                 found.add(int(group))
     return found
