@@ -92,7 +92,9 @@ def half_moved(pair: Pair) -> None:
 
 def outcomes(pair: Pair) -> list[str]:
     """Of the loads since the case began."""
-    return [load.outcome for load in pair.reports.wait(1, timeout=SLACK)]
+    loads = pair.reports.wait(1, timeout=SLACK)
+    print(*loads, sep="\n")
+    return [load.outcome for load in loads]
 
 
 @wired
