@@ -136,9 +136,11 @@ class Stage:
             raise BlockError(f"{block.place}: there is no other host")
         host = None if self.hosts is None else self.hosts[int(block.other_host)]
         # Variables that are exported and the folder that is entered last from block to block, as at a prompt.
+        # What runs in the background leaves nothing: it may end while the next block reads what is there.
         state = self.folder.parent / ("state-there" if block.other_host else "state-here")
         save = f"status=$?; {{ export -p; printf 'cd %q' \"$PWD\"; }} > {state}; exit $status"
-        script = f"set -eo pipefail; {PATIENT} trap {shlex.quote(save)} EXIT; . {state}; {command}"
+        trap = f"trap {shlex.quote(save)} EXIT;" if block.until is None else ""
+        script = f"set -eo pipefail; {PATIENT} {trap} . {state}; {command}"
         state.touch()
         with host.inside() if host else contextlib.nullcontext():
             return subprocess.Popen(

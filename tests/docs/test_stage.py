@@ -27,13 +27,15 @@ def has_ended(process: int) -> bool:
 
 def run(tmp_path: Path, text: str) -> str:
     """Run a page with this text; returns what the folder's file `out` has at the end."""
-    page = ROOT / "target" / "test-page.md"
+    page = ROOT / "target" / f"test-page-{os.getpid()}.md"  # pytest has several processes
     page.write_text(text)
     read.cache_clear()
     folder = tmp_path / "stage"
     folder.mkdir()
     with stage(folder) as here:
-        for block in read(page).blocks:
+        blocks = read(page).blocks
+        page.unlink()
+        for block in blocks:
             here.save(block) if block.file else here.run(block)
         out = here.folder / "out"
         return out.read_text() if out.exists() else ""
@@ -89,7 +91,7 @@ print(x.upper(), file=open("../out", "a"))
 )  # fmt: skip
 def test_a_block_that_fails_is_found(tmp_path: Path, text: str) -> None:
     """Whichever command of it, and a server that does not come up."""
-    with pytest.raises(BlockError, match=r"test-page\.md:"):
+    with pytest.raises(BlockError, match=r"test-page-\d+\.md:"):
         run(tmp_path, text)
 
 
@@ -107,6 +109,29 @@ sleep 300 & echo $! > out; echo up; wait
 ```
 """
     assert has_ended(int(run(tmp_path, text)))
+
+
+def test_what_runs_in_the_background_leaves_no_variables(tmp_path: Path) -> None:
+    """It may end while a later block begins, which would find none at all, or those of before."""
+    text = """
+```sh
+export WORD=first
+```
+
+<!-- run: background until "up" -->
+```sh
+export WORD=second; echo $$ > number; echo up
+```
+
+```sh
+while grep -q . "/proc/$(cat number)/cmdline"; do sleep 0.01; done 2> /dev/null
+```
+
+```sh
+echo "$WORD" > out
+```
+"""
+    assert run(tmp_path, text) == "first\n"
 
 
 def test_a_marker_that_nobody_understands_is_found(tmp_path: Path) -> None:
