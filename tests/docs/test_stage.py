@@ -30,11 +30,13 @@ def run(tmp_path: Path, text: str) -> str:
     page = ROOT / "target" / f"test-page-{os.getpid()}.md"  # pytest has several processes
     page.write_text(text)
     read.cache_clear()
+    try:
+        blocks = read(page).blocks
+    finally:
+        page.unlink()
     folder = tmp_path / "stage"
     folder.mkdir()
     with stage(folder) as here:
-        blocks = read(page).blocks
-        page.unlink()
         for block in blocks:
             here.save(block) if block.file else here.run(block)
         out = here.folder / "out"

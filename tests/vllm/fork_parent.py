@@ -278,8 +278,9 @@ def _let_eager_stages_receive(module: ModuleType) -> None:
 def _let_waits_sleep(module: ModuleType) -> None:
     """vLLM's processes wait for each other in a loop that yields the processor, for a second after each
     message. Three servers on two processors take them from each other so: a third of the tests' time, and on
-    Linux 6.18 nothing else ran for up to two seconds, so that kvik's peers took each other for dead. Here the
-    loop sleeps. Servers with a command line of their own wait as ever."""
+    Linux 6.18 nothing else of ordinary priority ran for up to two seconds, the tests' relay of heartbeats
+    neither, so that engines took each other for dead. Here the loop sleeps. Servers with a command line of
+    their own wait as ever."""
     assert "sched_yield" in vars(module), "vLLM waits in another way now"
     vars(module)["sched_yield"] = partial(time.sleep, BETWEEN_LOOKS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -144,6 +145,16 @@ def test_a_page_that_stays_for_a_moment_is_taken_out(
     assert next(tries) == 3
     monkeypatch.setattr(loader, "resident", lambda _: 0.25)
     assert loader.evict(places[0]) == 0.25
+
+
+def test_no_load_from_memory_waits_for_what_cannot_go(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pause before each load of one arm alone would be a difference between the arms."""
+    pauses: list[float] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    assert loader.evict(places[1]) == 1.0
+    assert sum(pauses) == 0
 
 
 def test_the_mount_of_a_file_is_found_through_links_and_in_any_script(
