@@ -27,6 +27,7 @@ from kvik_lab.records import (
     append,
     read,
 )
+from kvik_lab.run.gating import judge_again, judged
 from kvik_lab.run.journal import Journal
 from tests.lab.gates.scene import finding
 
@@ -491,3 +492,29 @@ def test_verdicts_go_into_a_journal_without_harm_to_it(tmp_path: Path) -> None:
         refused = CliRunner().invoke(gate_command, [str(journal), "--out", str(journal)])
     assert (refused.exit_code, journal.read_bytes()) == (2, before)
     assert "a study that runs writes there" in refused.output
+
+
+def test_what_is_judged_otherwise_at_the_end_is_written_again_and_no_more(tmp_path: Path) -> None:
+    """The first two runs could be compared with none and with one; the fourth has another arm's setting."""
+    settings = ({"tp": 2}, {"tp": 2}, {"tp": 2}, {"tp": 4})
+    with Journal.opened(tmp_path / "j", "text", resume=False) as journal:
+        for at, setting in enumerate(settings):
+            journal.add(judged(record(id=f"run-{at}", roles=roles(**setting)), journal, ("V1", "V8")))
+        first = [finding(one, "V8").status for one in journal.records.values()]
+        assert first == ["unchecked", "passed", "passed", "invalid"]
+        assert judge_again(journal, ("V1", "V8")) == [], "no verdict has changed"
+        assert [one.id for one in read([journal.file])] == [f"run-{at}" for at in range(4)]
+        assert sum(1 for _ in journal.file.open()) == 5, "only the first run's comparison is news"
+        assert finding(journal.records["run-0"], "V8").status == "passed"
+        assert judge_again(journal, ("V1", "V8")) == []
+        assert sum(1 for _ in journal.file.open()) == 5
+
+
+def test_a_verdict_that_changes_at_the_end_is_told(tmp_path: Path) -> None:
+    with Journal.opened(tmp_path / "j", "text", resume=False) as journal:
+        for at, tp in enumerate((4, 2, 2, 2)):
+            journal.add(judged(record(id=f"run-{at}", roles=roles(tp=tp)), journal, ("V8",)))
+        changed = [(one.id, one.verdict) for one in judge_again(journal, ("V8",))]
+    assert ("run-0", "invalid") in changed
+    assert ("run-3", "valid") not in changed
+    assert {one.id: one.verdict for one in read([journal.file])}["run-0"] == "invalid"
