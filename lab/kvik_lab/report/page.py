@@ -78,7 +78,8 @@ dt { color: var(--soft); } dd { margin: 0; overflow-wrap: anywhere; }
 @media print { :root { --ink: #000; --paper: #fff; --soft: #444; --line: #bbb; --panel: #f5f5f5; }
   body { display: block; font-size: 10.5pt; } nav { position: static; border: 0; min-height: 0; padding: 0; }
   main { padding: 0; max-width: none; } .table { overflow: visible; max-height: none; }
-  .plot { max-width: 17cm; } details { display: none; }
+  .plot { max-width: 17cm; } .modebar { display: none !important; } details { display: none; }
+  h2, h2 + p { break-after: avoid; } p, tr { break-inside: avoid; }
   details.more { display: block; } details.more > summary { display: none; }
   nav { display: none; } .answer .sentence { font-size: 14pt; } a { color: inherit; }
   th { position: static; } }
