@@ -11,7 +11,7 @@ demo:  ## a prefill engine, a decode engine and a router here; shows each handov
 	$(if $(filter emulator vllm,$(ENGINE)),,$(error ENGINE is "$(ENGINE)"; it is emulator (the default) or vllm))
 	@$(BUILD) $(if $(filter vllm,$(ENGINE)),demo-vllm,demo)
 
-study:  ## a ready study, run and reported (root; a quarter of an hour; STUDY=links, loading: a file over NFS, or move)
+study:  ## a ready study, run and reported (root; 4 to 10 minutes; STUDY=links, loading: a file over NFS, or move)
 	$(if $(filter links loading move,$(STUDY)),,$(error STUDY is "$(STUDY)"; it is links, loading or move))
 	@$(BUILD) $(if $(filter links,$(STUDY)),study,study-$(STUDY))
 
