@@ -28,9 +28,9 @@ def table_command(journals: tuple[Path, ...], metric: str, out: Path, anchors: b
     """Write one METRIC of JOURNALS (files of run records, such as runs.jsonl) as CSV, a row a value.
 
     The columns are start, block, run, iteration, value, unit, a column a factor, and of each run when and
-    where it was, and the versions of its programs. Times are in seconds. What was not completed or is invalid
-    has a word in place of its value. Of several journals starts and blocks are told apart by the journal's
-    number: 2/s1.
+    where it was, the versions of its programs, and which gates call it suspect. Times are in seconds. What
+    was not completed or is invalid has a word in place of its value. Of several journals starts and blocks
+    are told apart by the journal's number: 2/s1.
     """
     try:
         frame = rows(read(journals), metric, anchors=anchors)
@@ -70,16 +70,18 @@ def rows(records: Sequence[RunRecord], metric: str, *, anchors: bool = False) ->
 
 
 def facts(record: RunRecord) -> dict[str, str]:
-    """When a run was (UTC, to the minute), on what machines, and with which versions: by the columns that
-    `kvik lab report` takes them from."""
+    """When a run was (UTC, to the minute), on what machines, with which versions, and which gates call it
+    suspect: by the columns that `kvik lab report` takes them from."""
     began = datetime.fromtimestamp(record.times.began / 1e9, UTC)
     machines = dict.fromkeys(filter(None, map(_machine, record.nodes)))
     emulated = emulation(record)
+    doubted = [one.gate for one in record.findings if one.status == "suspect"]
     return {
         "when": f"{began:%Y-%m-%d %H:%M} UTC",
         "where": "; ".join(machines),
         **{f"{program}_version": version for program, version in record.key.code.items()},
         **({"emulated": emulated} if emulated else {}),
+        **({"suspect": " ".join(doubted)} if record.verdict == "suspect" else {}),
     }
 
 

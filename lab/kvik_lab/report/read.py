@@ -17,6 +17,7 @@ from kvik_lab.infer.table import Columns, check_header, whole
 from kvik_lab.report.cells import Missing, Number, State
 
 MOST_LEVELS = 60
+SUSPECT = "suspect"
 FACTS = {
     "when": "when",
     "date": "when",
@@ -26,9 +27,11 @@ FACTS = {
     "version": "versions",
     "versions": "versions",
     "emulated": "emulated",
+    "suspect": SUSPECT,
 }
-"""Columns that say when, where and with which versions was measured, and what of it was emulated; they are no
-factors unless they are named. So is a column named as a program's version, such as `vllm_version`."""
+"""Columns that say when, where and with which versions was measured, what of it was emulated, and which gates
+call its run suspect; they are no factors unless they are named. So is a column named as a program's version,
+such as `vllm_version`."""
 UNIT = "unit"
 """The column that says what the values are in; it is no factor either, unless it is named."""
 RUN = "run"
@@ -180,7 +183,7 @@ def _told(rows: Sequence[_Row]) -> dict[str, str]:
         for name, value in row.facts.items():
             program = name.lower().removesuffix("_version") if name.lower().endswith("_version") else ""
             kind = "versions" if program else FACTS[name.lower()]
-            if value:
+            if value and kind != SUSPECT:
                 found.setdefault(kind, {})[f"{program} {value}".strip()] = None
     told = {}
     for kind, values in found.items():
@@ -189,7 +192,21 @@ def _told(rows: Sequence[_Row]) -> dict[str, str]:
             listed = [f"{listed[0]} to {listed[-1]}"]
         more = f" and {len(listed) - MOST_TOLD} more" if len(listed) > MOST_TOLD else ""
         told[kind] = ", ".join(listed[:MOST_TOLD]) + more
-    return told
+    return {**told, **_suspect(rows)}
+
+
+def _suspect(rows: Sequence[_Row]) -> dict[str, str]:
+    """How many values are of runs that may have been disturbed: they count, so the page says it."""
+    values = [row.facts for row in rows if not isinstance(row.value, Missing)]
+    called = [said for facts in values if (said := _called(facts))]
+    gates = sorted({gate for said in called for gate in said.split()})
+    if not called:
+        return {}
+    return {SUSPECT: f"{len(called)} of {len(values)} values, by {', '.join(gates)}; they count"}
+
+
+def _called(facts: Mapping[str, str]) -> str:
+    return next((value for name, value in facts.items() if FACTS.get(name.lower()) == SUSPECT), "")
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

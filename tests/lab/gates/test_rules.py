@@ -496,10 +496,9 @@ def test_verdicts_go_into_a_journal_without_harm_to_it(tmp_path: Path) -> None:
 
 def test_what_is_judged_otherwise_at_the_end_is_written_again_and_no_more(tmp_path: Path) -> None:
     """The first two runs could be compared with none and with one; the fourth has another arm's setting."""
-    settings = ({"tp": 2}, {"tp": 2}, {"tp": 2}, {"tp": 4})
     with Journal.opened(tmp_path / "j", "text", resume=False) as journal:
-        for at, setting in enumerate(settings):
-            journal.add(judged(record(id=f"run-{at}", roles=roles(**setting)), journal, ("V1", "V8")))
+        for at, tp in enumerate((2, 2, 2, 4)):
+            journal.add(judged(record(id=f"run-{at}", roles=roles(tp=tp)), journal, ("V1", "V8")))
         first = [finding(one, "V8").status for one in journal.records.values()]
         assert first == ["unchecked", "passed", "passed", "invalid"]
         assert judge_again(journal, ("V1", "V8")) == [], "no verdict has changed"

@@ -15,7 +15,7 @@ from kvik.cli import main
 from kvik_lab.errors import LabError
 from kvik_lab.infer.judge import Layout, judge
 from kvik_lab.records import Key, Place, Times, append
-from kvik_lab.records.schema import Node
+from kvik_lab.records.schema import Finding, Gate, Node
 from kvik_lab.report.build import build_report
 from kvik_lab.report.cells import Missing, State
 from kvik_lab.report.codec import from_json
@@ -440,7 +440,9 @@ def test_of_two_odd_starts_in_three_none_is_left_out_of_the_crossover(tmp_path: 
 
 
 def test_a_journal_says_when_where_and_with_which_versions(tmp_path: Path) -> None:
-    """From the records of runs through the table to the head of the page."""
+    """From the records of runs through the table to the head of the page, with how many are in doubt."""
+    doubts: dict[int, tuple[Gate, ...]] = {2: ("V9",), 3: ("V7", "V9")}
+    values: list[int] = []
     facts: dict[str, JsonValue] = {"host": "n7", "cpu": "Some CPU", "cores_usable": 2, "kernel": "6.1"}
     for number in range(8):
         began = (1_800_000_000 + 60 * number) * 10**9
@@ -449,8 +451,11 @@ def test_a_journal_says_when_where_and_with_which_versions(tmp_path: Path) -> No
             key=Key(configuration={}, code={} if number == 7 else {"kvik": "1.2.3", "vllm": "0.9"}),
             place=Place(order=number, start=f"s{number}"), nodes=(Node(name="local", facts=facts),),
             times=Times(began=began, ended=began + 30 * 10**9),
+            verdict="suspect" if number in doubts else None if number == 7 else "valid",
+            findings=tuple(Finding(gate=gate, status="suspect", what="w") for gate in doubts.get(number, ())),
         )  # fmt: skip
         append(tmp_path / "runs.jsonl", one)
+        values.append(len(one.measured()))
     for command in (
         ["table", str(tmp_path / "runs.jsonl"), "--out", str(tmp_path / "t.csv")],
         ["report", str(tmp_path / "t.csv"), "--unit", "s", "--json", str(tmp_path / "r.json")],
@@ -463,6 +468,7 @@ def test_a_journal_says_when_where_and_with_which_versions(tmp_path: Path) -> No
     assert told["when"] == "2027-01-15 08:00 UTC to 2027-01-15 08:07 UTC"
     assert told["where"] == "n7 (Some CPU, 2 cores, Linux 6.1)"
     assert told["versions"] == "kvik 1.2.3, vllm 0.9"
+    assert told["suspect"] == f"{values[2] + values[3]} of {sum(values[:7])} values, by V7, V9; they count"
     assert made.answer.question == "Which takes less time, a or b?"
 
 
