@@ -187,6 +187,9 @@ class SchedulerSide:
         pull = self._pull_of(request)
         if pull is None or pull.handover is None or pull.phase is not Phase.OFFERED:
             return 0, False
+        # Some requests are to have every token computed (log probabilities of the prompt).
+        if getattr(request, "skip_reading_prefix_cache", False):
+            return 0, False
         if pull.ranks is None and not self._contents.settled(request):
             return None, False
         if self._verify(request, pull, pull.handover) is None:
