@@ -82,6 +82,27 @@ def test_parts_that_a_load_does_not_need_wait_for_no_grant(
     assert waiting(native) == 5 * PARTS
 
 
+def test_what_an_engine_does_not_take_is_given_back(servers: tuple[Prefill, Side]) -> None:
+    """It loads fewer tokens than it was offered, and has KV blocks for these alone: of three segments the
+    first one, and half of the second."""
+    p, d = servers
+    template = template_of(p)
+    wanted = request("d-0", prompt(LENGTH), decode_params(template, f"{0:064x}"))
+    d.scheduler.on_new_request(wanted)
+    assert d.scheduler.get_num_new_matched_tokens(wanted, 0) == (LENGTH, True)
+    d.scheduler.update_state_after_alloc(wanted, (BLOCKS[:3],), 24)
+    d.step()
+    computed(p, template, 0)
+    assert p.pool.used()
+    result = d.step()
+    assert result.received == {"d-0"}
+    assert not result.invalid
+    assert d.holds(BLOCKS[:3], range(24))
+    d.step()
+    p.side.step()
+    assert not p.pool.used()
+
+
 def test_what_is_not_needed_waits_for_its_last_grant(
     servers: tuple[Prefill, Side], native: FakeNative
 ) -> None:

@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -134,6 +135,20 @@ def test_unserved_setups_are_refused_by_name(kvik_vllm: ModuleType, native: Fake
     ):
         with pytest.raises(ValueError, match=text):
             kvik_vllm.KvikConnector(config, role, cache)
+
+
+@pytest.mark.parametrize("extra", [{}, {"store": {"host_cache": "1MiB"}}])
+def test_kv_that_depends_on_what_comes_after_it_is_refused(
+    kvik_vllm: ModuleType, native: FakeNative, extra: dict[str, Any]
+) -> None:
+    """Of prefix LMs, which vLLM keeps as full attention with a mark: two prompts that begin alike have other
+    KV from the first token on."""
+    Server(kvik_vllm, native, "kv_both")  # sets the stand-in engine
+    whole = type("FullAttentionSpec", (), {"non_causal": True})
+    config = vllm_config("kv_both", extra=extra)
+    for role in sys.modules[f"{V1}.base"].KVConnectorRole:
+        with pytest.raises(ValueError, match=r"see all of the prompt \(non_causal\)"):
+            kvik_vllm.KvikConnector(config, role, kv_cache_config((whole,)))
 
 
 def test_several_groups_are_served_where_a_failed_load_of_them_can_be_told(

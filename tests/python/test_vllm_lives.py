@@ -170,6 +170,16 @@ def test_full_local_hit_gives_the_offer_back(pair: tuple[Server, Server]) -> Non
     assert d.total("loads") == 0
 
 
+def test_a_prompt_that_is_to_be_computed_whole_gives_the_offer_back(pair: tuple[Server, Server]) -> None:
+    """As for log probabilities of its tokens. vLLM passes over what is offered itself from 0.32 on only."""
+    p, d = pair
+    params = offer(p, prompt(8), [1, 2])
+    p.step()
+    assert admit(d, request("d-1", prompt(8), params, skip_reading_prefix_cache=True), [5, 6]) == 0
+    d.step()
+    assert p.step().sent == {"p-1"}
+
+
 def test_longer_prompt_takes_whole_blocks(pair: tuple[Server, Server]) -> None:
     p, d = pair
     params = offer(p, prompt(10), [1, 2, 3])

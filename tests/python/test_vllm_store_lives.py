@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -303,6 +304,17 @@ def test_what_cannot_be_kept_is_refused_by_name(
     for role in sys.modules[f"{V1}.base"].KVConnectorRole:
         with pytest.raises(ValueError, match=text):
             kvik_vllm.KvikConnector(config, role, kv_cache_config(kinds))
+
+
+def test_a_model_that_computes_each_prompt_whole_is_refused(kvik_vllm: ModuleType) -> None:
+    """Such as pools all tokens of a prompt: vLLM ends where some of them were not computed. Not so without a
+    store: nobody hands over what is pooled."""
+    role = sys.modules[f"{V1}.base"].KVConnectorRole.SCHEDULER
+    for extra in ({"store": HOST}, {}):
+        config = vllm_config("kv_both", extra=extra)
+        config.model_config.is_prefix_caching_supported = False
+        with contextlib.nullcontext() if not extra else pytest.raises(ValueError, match="each prompt whole"):
+            kvik_vllm.KvikConnector(config, role, kv_cache_config())
 
 
 def test_scales_of_what_came_first_are_refused(kvik_vllm: ModuleType) -> None:

@@ -187,6 +187,9 @@ class SchedulerSide:
         pull = self._pull_of(request)
         if pull is None or pull.handover is None or pull.phase is not Phase.OFFERED:
             return 0, False
+        # Some requests are to have every token computed (log probabilities of the prompt).
+        if getattr(request, "skip_reading_prefix_cache", False):
+            return 0, False
         if pull.ranks is None and not self._contents.settled(request):
             return None, False
         if self._verify(request, pull, pull.handover) is None:
@@ -226,21 +229,22 @@ class SchedulerSide:
         pull.phase = Phase.LOADING
         pull.asked_at = time.monotonic()
         load = Load(request.request_id, pull.handover.remote_request_id, [])
+        end = pull.local_tokens + external  # the engine may take fewer than it was offered
         if pull.stream is not None:
-            self._stream(pull, load, block_ids[0])
+            self._stream(pull, load, block_ids[0], end)
             return
         for group, (ranks, own) in enumerate(zip(pull.ranks, pull.own, strict=True)):
-            end = pull.local_tokens + external
             loaded = self._load_of(group, ranks, own, pull.handover, block_ids[group], pull.local_tokens, end)
             load.groups.append(loaded)
             copies = {rank: ticket for rank, ticket in loaded.tickets.items() if not ranks.readers[rank]}
             self._release(request, own, copies)
         self._plan.loads.append(load)
 
-    def _stream(self, pull: Pull, load: Load, blocks: Sequence[int]) -> None:
-        """Queue the load of a stream; parts that this side has already are given back when it has ended."""
+    def _stream(self, pull: Pull, load: Load, blocks: Sequence[int], end: int) -> None:
+        """Queue the load of a stream, up to token `end`; parts that this side has already, or does not take,
+        are given back when it has ended."""
         load.deadline = self._expiry_s
-        for part, wanted in self._parts_of(pull, blocks, pull.local_tokens):
+        for part, wanted in self._parts_of(pull, blocks, (pull.local_tokens, end)):
             if wanted:
                 load.groups.append(part)
             unread = {
@@ -252,15 +256,15 @@ class SchedulerSide:
         self._plan.loads.append(load)
 
     def _parts_of(
-        self, pull: Pull, blocks: Sequence[int] | None = None, start: int = 0
+        self, pull: Pull, blocks: Sequence[int] = (), tokens: tuple[int, int] = (0, 0)
     ) -> Iterator[tuple[GroupLoad, bool]]:
-        """The parts of a stream that is checked; wanted are those that reach beyond token `start`."""
+        """The parts of a stream that is checked; wanted are those with some of these tokens (from, to)."""
         if pull.stream is None or pull.handover is None or not pull.ranks or not pull.own:
             return iter(())
         model = self._own_shapes()[0]
         return streaming.part_loads(
             self._native, pull.handover, pull.stream, pull.ranks[0], pull.own[0], model,
-            blocks=blocks, block_tokens=model.block_tokens, start=start,
+            blocks=blocks, block_tokens=model.block_tokens, tokens=tokens,
         )  # fmt: skip
 
     def _load_of(

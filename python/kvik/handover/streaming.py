@@ -204,14 +204,14 @@ def part_loads(
     own: Own,
     model: KvShape,
     *,
-    blocks: Sequence[int] | None,
+    blocks: Sequence[int],
     block_tokens: int,
-    start: int,
+    tokens: tuple[int, int],
 ) -> Iterator[tuple[GroupLoad, bool]]:
-    """The parts of a stream as loads of their own, and whether each is wanted: one that lies before token
-    `start` is not. `blocks`: the request's KV blocks of `block_tokens` on this side; None: wants no part.
+    """The parts of a stream as loads of their own, and whether each is wanted: one that has none of the
+    `tokens` (from, to) is not. `blocks`: the request's KV blocks of `block_tokens` on this side, for these.
 
-    Each reaches to the end of its segment, so that a read uses its grant up.
+    Each reaches to the end of its segment, so that a read uses its grant up; unless the tokens end before.
     """
     shape = offer.shape
     tickets = {rank: native.Ticket(text) for rank, text in offer.by_rank(0).items()}
@@ -221,7 +221,8 @@ def part_loads(
 
     layers = {rank: stream.division.layers(shape.stages[rank // shape.tp]) for rank in tickets}
     for segment, (first, end) in enumerate(stream.division.segments(offer.num_tokens)):
-        begin, wanted = max(first, start), blocks is not None and end > start
+        begin, until = max(first, tokens[0]), min(end, tokens[1])
+        wanted = begin < until
         links = slice(first // shape.block_tokens * LINK_BYTES, -(-end // shape.block_tokens) * LINK_BYTES)
         for part in range(max(map(len, layers.values()))):
             mine = {rank: ranges[part] for rank, ranges in layers.items() if part < len(ranges)}
@@ -229,15 +230,15 @@ def part_loads(
             readers = {
                 rank: sum(any(read.rank == rank for read in some) for some in reads.values()) for rank in mine
             }
-            local = slice(begin // block_tokens, -(-end // block_tokens))
+            local = slice(begin // block_tokens, -(-until // block_tokens))
             yield (
                 GroupLoad(
                     group=0,
-                    local_blocks=list(blocks[local]) if blocks is not None and wanted else [],
-                    local=ranks.local_pages(blocks, begin, end)
-                    if blocks is not None and wanted
+                    local_blocks=list(blocks[local]) if wanted else [],
+                    local=ranks.local_pages(blocks, begin, until)
+                    if wanted
                     else protocol.Pages([], ranks.local_parts),
-                    remote=ranks.remote_positions(begin, end, first // shape.block_tokens),
+                    remote=ranks.remote_positions(begin, until, first // shape.block_tokens),
                     reads=reads,
                     tickets={rank: ticket(rank, segment, part) for rank in mine},
                     readers=readers,

@@ -476,6 +476,12 @@ def _check_setup(parallel: Any, kv_cache_config: Any) -> None:
             f"kvik hands over KV of kind {' or '.join(sorted(KV_SPECS))}; this model's is "
             f"{' and '.join(kinds)}"
         )
+    # Of the same kind; vLLM itself turns chunked prefill and prefix caching off for them.
+    if any(getattr(spec, "non_causal", False) for spec in _specs(kv_cache_config)):
+        raise SetupError(
+            "kvik hands over and keeps KV that follows from the tokens up to it; in this model a prompt's "
+            "tokens see all of the prompt (non_causal), so that KV of its beginning is of that prompt only"
+        )
     if len(kinds) > 1 and not hasattr(vllm_base, "KVConnectorTransferResults"):
         raise SetupError(
             "kvik hands over models with several KV cache groups with vLLM 0.30 or later, which can be told "

@@ -56,6 +56,12 @@ def unkept(vllm_config: Any, windows: list[int]) -> str | None:
             "a store keeps KV of models whose layers all see all tokens; this one has "
             f"{len(windows)} group(s) of layers with windows of {windows} (0: all)"
         )
+    # A prompt that begins with KV from elsewhere ends such a server, or gives it wrong answers.
+    if not getattr(vllm_config.model_config, "is_prefix_caching_supported", True):
+        return (
+            "a store keeps KV of models that vLLM's prefix caching supports; this one has to compute each "
+            "prompt whole, as models do that pool all of its tokens"
+        )
     drafts = getattr(getattr(vllm_config, "speculative_config", None), "method", None)
     if drafts is not None and drafts not in DRAFTS_WITHOUT_KV:
         return f"a store does not keep KV of a drafting model (speculative method {drafts!r})"
