@@ -96,6 +96,8 @@ impl Faults {
     /// only sums what has come goes on: who ends the transfer elsewhere need not wait for it.
     pub fn hold_from(&self, request: u64) {
         lock(&self.state).hold_from = Some(request);
+        // Some that are stuck may have come before it.
+        self.changed.notify_all();
     }
 
     /// Threads go on with what they have in flight.

@@ -101,7 +101,7 @@ fn run(work: &dyn WorkSource, links: &Links, waker: &Waker) {
             while state.0 == heard && !state.1 && stuck.is_empty() {
                 state = waker.woken.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            if !stuck.is_empty() {
+            if !stuck.is_empty() && state.0 == heard {
                 let waited = waker.woken.wait_timeout(state, LOOK);
                 state = waited.unwrap_or_else(PoisonError::into_inner).0;
             }
@@ -110,13 +110,14 @@ fn run(work: &dyn WorkSource, links: &Links, waker: &Waker) {
             }
             heard = state.0;
         }
-        // No waker tells when a GPU is through after all: it is looked for.
-        while let Some(at) = stuck.iter_mut().position(|(_, stuck)| stuck.is_over()) {
-            let (request, stuck) = stuck.swap_remove(at);
-            let outcome = copier.go_on(&request, *stuck);
-            finish(work, request, outcome);
-        }
-        while let Some(request) = work.claim(Queue::Copy, Claim::Next) {
+        loop {
+            // No waker tells when a GPU is through after all: it is looked for, however much there is to do.
+            while let Some(at) = stuck.iter_mut().position(|(_, stuck)| stuck.is_over()) {
+                let (request, stuck) = stuck.swap_remove(at);
+                let outcome = copier.go_on(&request, *stuck);
+                finish(work, request, outcome);
+            }
+            let Some(request) = work.claim(Queue::Copy, Claim::Next) else { break };
             match copier.execute(links, &request) {
                 Ok(outcome) => finish(work, request, outcome),
                 Err(held) => {

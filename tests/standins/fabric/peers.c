@@ -1,5 +1,6 @@
 /* Address vectors. A slot that is given back is the next one to be given out: the worst for a user who
- * confuses them. */
+ * confuses them. An address that is there is not added again: its slot is given out once more, and goes with the
+ * first removal. */
 #define _GNU_SOURCE
 #include "nic.h"
 
@@ -45,6 +46,16 @@ static uint32_t free_slot(struct vector *vector) {
     return slot;
 }
 
+static uint32_t known_slot(const struct vector *vector, const struct address *address) {
+    uint32_t slot = 0;
+    while (slot < vector->size
+        && !(vector->slots[slot].taken
+            && memcmp(&vector->slots[slot].address, address, ADDRESS_BYTES) == 0)) {
+        slot++;
+    }
+    return slot < vector->size ? slot : NO_SLOT;
+}
+
 static int vector_insert(
     struct fid_av *fid, const void *addresses, size_t count, fi_addr_t *out, uint64_t flags, void *context) {
     (void)context;
@@ -59,12 +70,12 @@ static int vector_insert(
         struct address address;
         memcpy(&address, (const char *)addresses + at * ADDRESS_BYTES, ADDRESS_BYTES);
         int named = memcmp(address.gid, nobody.gid, sizeof nobody.gid) != 0;
-        uint32_t slot = named ? free_slot(vector) : NO_SLOT;
-        if (slot != NO_SLOT) {
+        uint32_t slot = named ? known_slot(vector, &address) : NO_SLOT;
+        if (named && slot == NO_SLOT && (slot = free_slot(vector)) != NO_SLOT) {
             vector->slots[slot] = (struct slot){.address = address, .taken = 1};
             atomic_fetch_add(&vector->domain->link.tally->slots, 1);
-            added++;
         }
+        added += slot != NO_SLOT;
         if (out != NULL) {
             out[at] = slot != NO_SLOT ? slot : FI_ADDR_NOTAVAIL;
         }

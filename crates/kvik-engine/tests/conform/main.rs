@@ -42,6 +42,7 @@ mod loose;
 #[allow(dead_code)]
 mod make;
 mod nics;
+mod others;
 mod pair;
 #[path = "../../../../tests/plugin/built.rs"]
 #[allow(dead_code)]

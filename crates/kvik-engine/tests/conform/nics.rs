@@ -90,7 +90,7 @@ fn scattered_within(pair: &Pair, op: Op, deadline: Duration) -> Result<(), kvik_
 }
 
 /// A small transfer with another owner goes through.
-fn beside(pair: &Pair, third: &Engine, op: Op) {
+pub fn beside(pair: &Pair, third: &Engine, op: Op) {
     let there = pair.kind.granted_region(third, 8 * PAGE, 1);
     let here = pair.kind.region(&pair.other, 8 * PAGE, 0x5A);
     let grant = third.grant(&whole(&there, PAGE), options(op)).unwrap();

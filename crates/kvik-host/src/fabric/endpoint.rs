@@ -8,6 +8,7 @@ use crate::HostError;
 use crate::event::{Epoll, Interest};
 use crate::library::text;
 use crate::rma::{Completion, Posted, RmaOp};
+use std::collections::HashMap;
 use std::ffi::{c_int, c_void};
 use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
@@ -71,6 +72,8 @@ struct Used {
     /// At stable addresses: providers keep pointers to them.
     contexts: Box<[Context]>,
     free: Vec<u32>,
+    /// By their addresses; and how often each was added.
+    peers: HashMap<Vec<u8>, (Slot, usize)>,
     waits: bool,
     /// The set that the queue's descriptor is in.
     watched: Option<(Rc<Epoll>, c_int)>,
@@ -110,6 +113,7 @@ impl Endpoint {
                 operations: (0..depth).map(|_| None).collect(),
                 contexts: vec![Context([0; 8]); depth].into_boxed_slice(),
                 free: (0..depth as u32).rev().collect(),
+                peers: HashMap::new(),
                 waits,
                 watched: None,
                 cq,
@@ -175,11 +179,16 @@ impl Endpoint {
         Ok(bytes)
     }
 
-    /// Knows a peer by the address that it gave.
+    /// Knows a peer by the address that it gave, until it was removed as often as it was added.
     ///
     /// # Errors
     /// The address is none of this provider.
     pub fn add_peer(&mut self, address: &[u8]) -> Result<Slot, FabricError> {
+        // Providers differ in what a second insertion is: to EFA's it is the first one, and one removal ends both.
+        if let Some((slot, times)) = self.used.peers.get_mut(address) {
+            *times += 1;
+            return Ok(*slot);
+        }
         // Of a fixed length that the library knows: a short one would be read beyond its end.
         let mut whole = [0u8; LONGEST_ADDRESS];
         let refused = |fabric: &Fabric| fabric.error("adding a peer's address", libc::EINVAL);
@@ -191,17 +200,25 @@ impl Endpoint {
         let added =
             unsafe { ((*(*av).ops).insert)(av, whole.as_ptr().cast(), 1, &mut slot, 0, ptr::null_mut()) };
         self.lib().check("adding a peer's address", added as isize)?;
-        match added {
-            1 => Ok(Slot(slot)),
-            _ => Err(refused(self.lib())),
+        if added != 1 {
+            return Err(refused(self.lib()));
         }
+        self.used.peers.insert(address.to_vec(), (Slot(slot), 1));
+        Ok(Slot(slot))
     }
 
-    /// Forgets a peer. Nothing may be in flight to it.
+    /// Forgets a peer, unless it was added once more. Then nothing may be in flight to it.
     ///
     /// # Errors
     /// libfabric's own.
     pub fn remove_peer(&mut self, peer: Slot) -> Result<(), FabricError> {
+        if let Some((_, times)) = self.used.peers.values_mut().find(|(slot, _)| *slot == peer) {
+            *times -= 1;
+            if *times > 0 {
+                return Ok(());
+            }
+        }
+        self.used.peers.retain(|_, (slot, _)| *slot != peer);
         let mut slot = peer.0;
         let av = self.used.av.as_ptr();
         // SAFETY: an open address vector, and one slot.

@@ -155,6 +155,25 @@ alone!(a_slot_is_used_again_at_once, [DEVICE], |_| {
     assert_eq!((b.landed(1), c.landed(1)), (0, 4096));
 });
 
+// As two sessions with one peer do, of which one ends first.
+alone!(a_peer_that_was_added_twice_is_known_until_it_was_removed_twice, [DEVICE], |mut control| {
+    let (mut a, mut b, slot) = pair(&nics()[0], 64);
+    let mut c = Side::new(&nics()[0], 3, 64);
+    assert_eq!(a.endpoint.add_peer(&b.endpoint.address().unwrap()).unwrap(), slot);
+    // Also with operations on their way.
+    post_all(&mut a, &b.known, slot, RmaOp::Write, [(0, 4096, 0)]);
+    a.endpoint.remove_peer(slot).unwrap();
+    let other = a.endpoint.add_peer(&c.endpoint.address().unwrap()).unwrap();
+    assert_ne!(other, slot, "nobody else has its slot");
+    post_all(&mut a, &b.known, slot, RmaOp::Write, [(8192, 4096, 1)]);
+    until(&mut a, 2);
+    assert!(a.done.iter().all(|done| done.result.is_ok()) && b.landed(1) == 8192, "{:?}", a.done);
+    a.endpoint.remove_peer(slot).unwrap();
+    assert!(a.endpoint.remove_peer(slot).is_err());
+    a.endpoint.remove_peer(other).unwrap();
+    assert_eq!(control.counts()["slots"], 0);
+});
+
 /// Each piece of 8 KiB waits: a whole operation takes seconds.
 const SLOWLY: &str = "delay micros=20000";
 

@@ -71,6 +71,7 @@ impl<C: RmaDevice> Worker<C> {
 
     fn reconnect_one(&mut self, session: u64) -> Result<()> {
         let (in_flight, down) = (self.in_flight(session), self.peers.down().is_some());
+        let failed = self.peers.has_failed(session);
         let peer = self.peers.of(session);
         match peer.state() {
             ConnState::Requested(since) if since.elapsed() < CALL => return Ok(()),
@@ -90,7 +91,9 @@ impl<C: RmaDevice> Worker<C> {
             }
             return Ok(());
         }
-        peer.failed();
+        if failed {
+            peer.failed();
+        }
         self.close_conn(session);
         self.request_connection(session)
     }
@@ -117,9 +120,16 @@ impl<C: RmaDevice> Worker<C> {
             return log::debug!("a peer answered for a NIC that it was not asked for");
         }
         let nics = self.services.rma.nics(session).map_or(0, |nics| nics.addresses.len());
-        let (tried, no_end) = (peer.was_tried(nics), peer.why.clone());
+        let (tried, passes_on, no_end) = (peer.was_tried(nics), peer.is_to_pass_on(), peer.why.clone());
         let here = self.peers.down().cloned().or(no_end);
         let others = here.is_none() && nics > 1;
+        if others && passes_on && !tried && answer.outcome.is_ok() {
+            // It answers, and moves nothing. What was posted to it cannot land any more, and may go to the next one.
+            self.close_conn(session);
+            self.peers.of(session).next_nic(nics);
+            self.peers.mended(session);
+            return self.requests.resume(session);
+        }
         let opened = here.map_or(answer.outcome, Err).and_then(|told| match tried {
             // Each of its NICs was tried, and the first one twice.
             true => Err(Error::new(Code::PeerLost, "operations to each of its NICs failed")),
@@ -216,8 +226,10 @@ impl<C: RmaDevice> Worker<C> {
             }
         };
         let theirs = |other| all || other == session;
-        let stopped = self.requests.stop(theirs, &stopped);
-        stopped.into_iter().for_each(|session| self.peers.degrade(session));
+        for stopped in self.requests.stop(theirs, &stopped) {
+            // A connection that goes with another peer's has not failed.
+            if stopped == session { self.peers.fail(stopped) } else { self.peers.degrade(stopped) }
+        }
         self.probes.stop(theirs);
         self.peers.cut(theirs);
     }

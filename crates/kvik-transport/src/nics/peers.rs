@@ -3,7 +3,7 @@
 use super::stats::NicStats;
 use super::told::Unreachable;
 use kvik_core::{Code, Error, Result};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,8 @@ pub(super) struct Peer<W> {
     state: ConnState<W>,
     /// Connections that failed since something last went through.
     failures: usize,
+    /// One of them was to the peer's NIC of now.
+    tried: bool,
     backoff: Duration,
     /// Something went through since the connection opened.
     warm: bool,
@@ -48,6 +50,7 @@ impl<W: Copy> Peer<W> {
             address: Vec::new(),
             state: ConnState::Closed,
             failures: 0,
+            tried: false,
             backoff: BACKOFF[0],
             warm: false,
             since: None,
@@ -80,7 +83,7 @@ impl<W: Copy> Peer<W> {
 
     /// An operation went through.
     pub fn works(&mut self) {
-        (self.failures, self.backoff, self.warm) = (0, BACKOFF[0], true);
+        (self.failures, self.tried, self.backoff, self.warm) = (0, false, BACKOFF[0], true);
     }
 
     /// Takes the address of its turn of these.
@@ -103,7 +106,12 @@ impl<W: Copy> Peer<W> {
 
     /// A connection has failed.
     pub fn failed(&mut self) {
-        self.failures += 1;
+        (self.failures, self.tried) = (self.failures + 1, true);
+    }
+
+    /// Whether this one of its NICs was tried in vain: the first one twice, since a new connection may mend it.
+    pub fn is_to_pass_on(&self) -> bool {
+        self.tried && self.failures > 1
     }
 
     /// Whether each of its NICs was tried in vain, and the first one twice.
@@ -113,7 +121,7 @@ impl<W: Copy> Peer<W> {
 
     /// The next one of its NICs is tried from now on.
     pub fn next_nic(&mut self, nics: usize) {
-        self.nic = (self.nic + 1) % nics.max(1);
+        (self.nic, self.tried, self.since) = ((self.nic + 1) % nics.max(1), false, None);
     }
 
     /// How long operations have been failing.
@@ -134,15 +142,15 @@ pub(super) struct Peers<W> {
     stats: Arc<NicStats>,
     unreachable: Arc<Unreachable>,
     peers: HashMap<u64, Peer<W>>,
-    /// Sessions whose peer cannot be reached as it was.
-    degraded: BTreeSet<u64>,
+    /// Sessions whose peer cannot be reached as it was, and whether their connection has failed.
+    degraded: BTreeMap<u64, bool>,
     /// Why the NIC cannot be used now.
     down: Option<Error>,
 }
 
 impl<W: Copy> Peers<W> {
     pub fn new(number: usize, stats: Arc<NicStats>, unreachable: Arc<Unreachable>) -> Peers<W> {
-        let (peers, degraded) = (HashMap::new(), BTreeSet::new());
+        let (peers, degraded) = (HashMap::new(), BTreeMap::new());
         Peers { number, stats, unreachable, peers, degraded, down: None }
     }
 
@@ -164,9 +172,19 @@ impl<W: Copy> Peers<W> {
         self.unreachable.nics()
     }
 
+    /// The connection to its peer has failed.
+    pub fn fail(&mut self, session: u64) {
+        self.degraded.insert(session, true);
+    }
+
     /// Its peer cannot be reached as it was.
     pub fn degrade(&mut self, session: u64) {
-        self.degraded.insert(session);
+        self.degraded.entry(session).or_insert(false);
+    }
+
+    /// Whether that is because the connection failed.
+    pub fn has_failed(&self, session: u64) -> bool {
+        self.degraded.get(&session).copied().unwrap_or_default()
     }
 
     /// It is, or nobody needs to look after it.
@@ -175,11 +193,11 @@ impl<W: Copy> Peers<W> {
     }
 
     pub fn is_degraded(&self, session: u64) -> bool {
-        self.degraded.contains(&session)
+        self.degraded.contains_key(&session)
     }
 
     pub fn degraded(&self) -> Vec<u64> {
-        self.degraded.iter().copied().collect()
+        self.degraded.keys().copied().collect()
     }
 
     /// Whether to take work requests of a session: not while others can do better.
@@ -210,7 +228,7 @@ impl<W: Copy> Peers<W> {
                 ConnState::Unreachable(_) if self.down.is_none() => {
                     peer.state = ConnState::Unreachable(Instant::now())
                 }
-                ConnState::Open(_) if self.down.is_some() => drop(self.degraded.insert(*session)),
+                ConnState::Open(_) if self.down.is_some() => _ = self.degraded.entry(*session).or_default(),
                 _ => {}
             }
         }

@@ -19,7 +19,7 @@ impl<C: RmaDevice> Worker<C> {
             match self.requests.ended(ended) {
                 Ok((session, true)) => {
                     self.stats.operation_failed();
-                    self.peers.degrade(session);
+                    self.peers.fail(session);
                 }
                 Ok((session, false)) => {
                     if let Some(peer) = self.peers.get(session) {
@@ -127,7 +127,7 @@ impl<C: RmaDevice> Worker<C> {
             Err(error) => {
                 active.doubt.get_or_insert(error);
                 self.stats.operation_failed();
-                self.peers.degrade(session);
+                self.peers.fail(session);
                 Ok(None)
             }
         }

@@ -16,8 +16,8 @@ const FIRST: u64 = 1 << 32;
 struct Probe {
     /// Until when somebody waits for it.
     until: Instant,
-    /// When the peer was asked for its page.
-    asked: Option<Instant>,
+    /// When the peer was asked for a page, and of which of its NICs.
+    asked: Option<(Instant, usize)>,
     /// The peer's NIC that has answered, and the key of its page, if it keeps one.
     page: Option<(usize, Option<NicKey>)>,
     /// The operation that is in flight.
@@ -97,7 +97,7 @@ impl Probes {
             (Some(_), _) => Step::Stop,
             // The peer's thread looks after it for a while only.
             (None, Some(_))
-                if now < probe.until && probe.asked.is_none_or(|asked| asked.elapsed() > AGAIN) =>
+                if now < probe.until && probe.asked.is_none_or(|(asked, _)| asked.elapsed() > AGAIN) =>
             {
                 Step::Ask
             }
@@ -116,15 +116,15 @@ impl Probes {
         match probe.page {
             Some((of, Some(key))) if of == nic => Page::Key(key),
             Some((of, None)) if of == nic => Page::None,
-            _ if probe.asked.is_none_or(|asked| asked.elapsed() > CALL) => Page::Unknown,
+            _ if probe.asked.is_none_or(|(asked, of)| of != nic || asked.elapsed() > CALL) => Page::Unknown,
             _ => Page::Asked,
         }
     }
 
-    /// The peer was asked for its page.
-    pub fn asked(&mut self, session: u64) {
+    /// The peer was asked for the page of this NIC of it.
+    pub fn asked(&mut self, session: u64, nic: usize) {
         if let Some(probe) = self.probes.get_mut(&session) {
-            probe.asked = Some(Instant::now());
+            probe.asked = Some((Instant::now(), nic));
         }
     }
 

@@ -65,7 +65,7 @@ impl<C: RmaDevice> Worker<C> {
 
     fn request_probe_page(&mut self, session: u64) {
         let (from, to) = (self.number as u8, self.peers.of(session).nic() as u8);
-        self.probes.asked(session);
+        self.probes.asked(session, usize::from(to));
         let kind = NicCallKind::ProbePage;
         self.services.rma.call(session, NicCall { from, to, kind, address: Vec::new() });
     }
@@ -93,7 +93,7 @@ impl<C: RmaDevice> Worker<C> {
             Err(error) => {
                 log::debug!("a probe was refused: {error}");
                 self.stats.operation_failed();
-                self.peers.degrade(session);
+                self.peers.fail(session);
             }
         }
         Ok(())
@@ -106,7 +106,7 @@ impl<C: RmaDevice> Worker<C> {
             log::debug!("a probe has failed: {error}");
             self.stats.operation_failed();
             if self.probes.is_wanted(session) {
-                self.peers.degrade(session);
+                self.peers.fail(session);
             }
         } else if let Some(peer) = self.peers.get(session) {
             peer.works();

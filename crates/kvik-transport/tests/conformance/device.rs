@@ -1,7 +1,7 @@
 //! A device that is none: its memory lies where nobody else reaches it, and its streams are threads. It stands still when
 //! it is told to. What transports do with it they do with any device.
 
-use kvik_core::Code;
+use kvik_core::{Class, Code};
 use kvik_host::device::{
     CallerStream, Device, DeviceKind, DeviceMark, DeviceMemory, DeviceStream, DmaBuf, Handle,
 };
@@ -19,9 +19,17 @@ use std::time::{Duration, Instant};
 use crate::host::{Kind, PATIENCE, Pair, bytes, memory, pattern, view};
 use crate::{OPS, PAGE, SIZE, cancelled, expected, ids};
 
-/// A device: how many copies it was given, and whether it stands still.
+/// A device.
 #[derive(Clone)]
-struct Abacus(Arc<(Mutex<(u64, bool)>, Condvar)>);
+struct Abacus(Arc<(Mutex<Copies>, Condvar)>);
+
+#[derive(Default)]
+struct Copies {
+    given: u64,
+    /// How many of them it is through with.
+    done: u64,
+    stand_still: bool,
+}
 
 impl Abacus {
     fn new() -> Abacus {
@@ -35,12 +43,17 @@ impl Abacus {
     }
 
     fn stand_still(&self, still: bool) {
-        self.0.0.lock().unwrap().1 = still;
+        self.0.0.lock().unwrap().stand_still = still;
         self.0.1.notify_all();
     }
 
     fn has_work(&self) -> bool {
-        self.0.0.lock().unwrap().0 > 0
+        self.0.0.lock().unwrap().given > 0
+    }
+
+    fn is_through(&self) -> bool {
+        let state = self.0.0.lock().unwrap();
+        state.given == state.done
     }
 }
 
@@ -69,8 +82,9 @@ impl Device for Abacus {
         std::thread::spawn(move || {
             for work in given {
                 let still = device.0.0.lock().unwrap();
-                drop(device.0.1.wait_while(still, |state| state.1).unwrap());
+                drop(device.0.1.wait_while(still, |state| state.stand_still).unwrap());
                 work();
+                device.0.0.lock().unwrap().done += 1;
             }
         });
         let buffer = Arc::new(Memory::shared(room, HugePages::Never)?);
@@ -143,7 +157,7 @@ fn beads(memory: &Arc<dyn DeviceMemory>) -> Arc<Beads> {
 
 impl Wire {
     fn begin(&self, work: impl FnOnce() + Send + 'static) {
-        self.device.0.0.lock().unwrap().0 += 1;
+        self.device.0.0.lock().unwrap().given += 1;
         self.give.send(Box::new(work)).unwrap();
     }
 }
@@ -355,4 +369,38 @@ fn a_device_of_the_owner_that_stands_still_holds_its_grant_and_nobody_else() {
         drop(device);
         pair.owner.wait("the end of the grant", |owner| owner.has_ended(grant).then_some(()));
     }
+}
+
+/// What was put aside for a device is taken up again when that is through with it, however much others have to copy.
+#[test]
+fn what_a_device_is_through_with_waits_for_no_end_of_other_work() {
+    let (pair, [slow, other]) = (Pair::new(NICS), [Abacus::new(), Abacus::new()]);
+    let [(put_aside, _end), (beside, _beside_end)] =
+        [(&slow, 1, 16), (&other, 2, 1024)].map(|(device, id, pages)| {
+            let (there, here) = (device.memory(MANY, 1), memory(MANY, 2));
+            let (theirs, ours) = (pair.owner.register(id, &there), pair.other.register(id, &here));
+            let all: Vec<u32> = (0..pages).collect();
+            let (grant, slot) =
+                pair.owner.grant(kvik_core::Right::Read, (theirs, &there), &view(&there, PAGE, &all));
+            let view = view(&here, PAGE, &all);
+            let begin =
+                move |pair: &Pair, class| pair.other.begin_as(class, Op::Read, grant, (ours, &here), &view).0;
+            (begin, slot)
+        });
+    let slow = GoesOn(slow);
+    slow.0.stand_still(true);
+    let first = put_aside(&pair, Class::Bulk);
+    pair.owner.wait("work for the device", |_| slow.0.has_work().then_some(()));
+    // Both threads have something else in hand then, so one has put aside what the device has.
+    pair.theirs.hold_from(1);
+    let second = beside(&pair, Class::Handover);
+    assert!(pair.theirs.wait_held(2, PATIENCE));
+    slow.0.stand_still(false);
+    pair.owner.wait("the end of its copies", |_| slow.0.is_through().then_some(()));
+    // They are through with that, and find more, which takes as long as it likes.
+    pair.theirs.hold_from(3);
+    let claimed = || pair.ours.order().iter().any(|(_, class)| *class == Class::Bulk);
+    pair.other.wait("what was put aside", |_| claimed().then_some(()));
+    pair.theirs.release();
+    [first, second].into_iter().for_each(|key| pair.other.finished(key).outcome.unwrap());
 }

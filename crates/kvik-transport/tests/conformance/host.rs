@@ -258,13 +258,25 @@ impl Host {
         region: (RegionId, &RegionMemory),
         view: &View,
     ) -> (FlowKey, Option<FenceSlot>) {
+        self.begin_as(Class::default(), op, grant, region, view)
+    }
+
+    /// The same of a class.
+    pub fn begin_as(
+        &self,
+        class: Class,
+        op: Op,
+        grant: GrantId,
+        region: (RegionId, &RegionMemory),
+        view: &View,
+    ) -> (FlowKey, Option<FenceSlot>) {
         let by = self.under_test.get().unwrap();
         let path = by.path();
         let slot = (path == Path::Memory && op == Op::Write).then(|| self.fence.slot().unwrap());
         let fence = slot.as_ref().map(|slot| (slot.index(), slot.generation().unwrap()));
         let side = Side { region: region.1.clone(), region_id: region.0, view: view.clone(), fence };
         let open = Open {
-            class: Class::default(),
+            class,
             content: None,
             grant,
             layout: view.layout().digest(),
