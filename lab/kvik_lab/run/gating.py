@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from kvik_lab.gates.judge import judge as judge_one
 from kvik_lab.gates.judge import judge_study
-from kvik_lab.records import Gate, RunRecord
+from kvik_lab.records import Finding, Gate, RunRecord
 from kvik_lab.run.journal import Journal
 
 
@@ -23,18 +23,18 @@ def judge_again(journal: Journal, gates: Sequence[Gate]) -> list[RunRecord]:
     found = []
     for record in judge_study(completed(journal), gates):
         before = journal.records[record.id]
-        if _judgement(record) != _judgement(before):
+        changed = record.verdict != before.verdict
+        if changed or _said(record.findings) != _said(before.findings):
             journal.add(record)
-            if record.verdict != before.verdict:
-                found.append(record)
+        if changed:
+            found.append(record)
     return found
 
 
-def _judgement(record: RunRecord) -> tuple[object, ...]:
-    """The verdict and what each gate says. Where a gate passed, its words count for nothing: those of V8 have
-    the number of runs beside it, so that each run would be written again."""
-    said = [(one.gate, one.status, one.status != "passed" and one.what) for one in record.findings]
-    return record.verdict, said
+def _said(findings: Sequence[Finding]) -> list[tuple[object, ...]]:
+    """What each gate says. Where one passed, its words count for nothing: those of V8 have the number of runs
+    beside it, so that each run would be written again."""
+    return [(one.gate, one.status, one.status != "passed" and one.what) for one in findings]
 
 
 def completed(journal: Journal) -> list[RunRecord]:
