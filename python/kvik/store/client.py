@@ -352,11 +352,19 @@ def _connected(
 
 
 async def _awaited(wait: Callable[[], _T], cancel: Callable[[], None]) -> _T:
-    waiting = asyncio.ensure_future(asyncio.to_thread(wait))
-    try:
-        return await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        cancel()
-        # Only what has ended leaves the caller's pages alone, so the task learns of its own end after it.
-        await asyncio.gather(waiting, return_exceptions=True)
-        raise
+    """Only what has ended leaves the caller's pages alone: so a task that is cancelled, however often, learns
+    of its own end after it."""
+    # A future, and no task: whoever ends a loop cancels all of its tasks, and a thread goes on.
+    waiting = asyncio.get_running_loop().run_in_executor(None, wait)
+    cancelled: asyncio.CancelledError | None = None
+    while not waiting.done():
+        try:
+            await asyncio.wait((waiting,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+            cancel()
+    if cancelled is None:
+        return waiting.result()
+    if not waiting.cancelled():
+        waiting.exception()  # seen: what became of it is of no interest any more
+    raise cancelled
