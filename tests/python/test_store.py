@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,10 @@ import numpy as np
 import pytest
 
 import kvik
+from kvik.store.client import _awaited
 from tests.python.store_rig import NAMESPACE, RUN, Rig
+
+LIMIT = 60.0
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden/0.1/store_keys.json"
 
@@ -84,6 +88,31 @@ def test_asyncio(rig: Rig) -> None:
 
     assert asyncio.run(both()) == 4
     assert np.array_equal(rig.bytes[:, :4], rig.bytes[:, 4:8])
+
+
+def test_a_task_that_is_cancelled_again_and_again_ends_after_what_it_waits_for() -> None:
+    """What has not ended has the task's pages, and whoever ends a loop cancels all tasks of it."""
+    ends = threading.Event()
+    asked: list[int] = []
+
+    async def cancelled(count: int) -> bool:
+        waiting = asyncio.ensure_future(_awaited(lambda: ends.wait(LIMIT), lambda: asked.append(count)))
+        await asyncio.sleep(0)  # it has begun
+        for number in range(1, count + 1):
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            while not waiting.done() and len(asked) < number:
+                await asyncio.sleep(0)
+        done = waiting.done()
+        ends.set()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        return done
+
+    for count in (1, 2):
+        ends.clear()
+        asked.clear()
+        assert not asyncio.run(cancelled(count))
 
 
 def test_another_namespace_is_a_miss(rig: Rig) -> None:

@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 
 import kvik
 from kvik.roles.ports import LOOPBACK
 from kvik.stat.snapshot import Samples
 from kvik.store.cli import store as command
-from kvik.store.doctor import Amount, Contents, Finding, Server, Survey, findings
+from kvik.store.doctor import Amount, Contents, Finding, Namespace, Server, Survey, findings
 from kvik.store.doctor.rules import missed
 from kvik.store.doctor.show import finding_lines, survey_lines
 from kvik.store.figures import Figures, Times, Traffic, figures
+from kvik.store.show import WIDTH, view
 from tests.busy import Watch
 from tests.python.store_load import BLOCKS, PROMPTS, RUN, Client
 from tests.python.store_rig import NAMESPACE, Rig, Served
@@ -349,6 +351,25 @@ def test_memory_that_loses_blocks_before_they_come_back(metrics: str) -> None:
     assert (one.code, one.share) == ("evicted-too-soon", 0.3)
     assert found(survey(server("a", 6400, figures=ages(60, 10, 100)))) == []
     assert found(survey(server("a", 6400, figures=ages(10, 60, 99)))) == []
+
+
+def test_what_servers_say_of_themselves_gives_a_terminal_no_orders(metrics: str) -> None:
+    odd = "\x1b[2J\x07\r\n\u202e"
+    policy = figures("store", Samples(""), Samples(metrics.replace('policy="', f'policy="{odd[:5]}')), 0.0)
+    one = server(f"a{odd}", 71 * 64, version=f"0.1{odd}", figures=policy)
+    other = server(f"b{odd}", 29 * 64, version=f"0.2{odd}", figures=policy)
+    gone = server(f"c{odd}", 0, state="down", why=f"gone{odd}")
+    spaces = (Namespace("1", f"t{odd}", f"m{odd}", RUN, Amount(1, RUN), Amount(1, RUN)),)
+    looked = survey(one, other, gone, namespaces=spaces)
+    lines = [*survey_lines(looked), *finding_lines(findings(looked))]
+    text = "\n".join(lines)
+    assert all(line.isprintable() for line in lines), text
+    assert all(f"{name}?[2J" in text for name in ("a", "0.1", "0.2", "gone", "t", "m")), text
+    console = Console(width=WIDTH, force_terminal=False, color_system=None)
+    with console.capture() as shown:
+        console.print(view(policy))
+    assert all(line.isprintable() for line in shown.get().splitlines()), shown.get()
+    assert "?[2J" in shown.get()
 
 
 def test_what_fails_is_said_first_and_all_of_it_in_words(metrics: str) -> None:

@@ -238,7 +238,7 @@ def test_etcd_asks_for_a_user_under_tls(
 
         def refused(match: str, error: type[kvik.KvikError] = kvik.StoreUnavailable) -> None:
             with kvik.Engine() as engine, pytest.raises(error, match=match):
-                kvik.Store.connect(engine, f"etcd:{etcd.url}", NAMESPACE, layout)
+                kvik.Store.connect(engine, f"etcd:{etcd.url}", NAMESPACE, layout, again=False)
 
         refused("certificate")  # of nobody that the system knows
         monkeypatch.setenv("ETCDCTL_CACERT", str(made / "ca.crt"))
@@ -270,7 +270,7 @@ def test_etcd_asks_for_a_certificate(
     try:
         monkeypatch.setenv("ETCDCTL_CACERT", str(made / "ca.crt"))
         with kvik.Engine() as engine, pytest.raises(kvik.StoreUnavailable, match="etcd at https"):
-            kvik.Store.connect(engine, f"etcd:{etcd.url}", NAMESPACE, kvik.Layout(2, 8192))
+            kvik.Store.connect(engine, f"etcd:{etcd.url}", NAMESPACE, kvik.Layout(2, 8192), again=False)
         monkeypatch.setenv("ETCDCTL_CERT", str(mine / "tls.crt"))
         monkeypatch.setenv("ETCDCTL_KEY", str(mine / "tls.key"))
         _serves(etcd)
@@ -283,6 +283,6 @@ def test_without_an_etcd_there_is_no_client() -> None:
         layout = kvik.Layout(2, 8192)
         nowhere = f"etcd:http://{LOOPBACK}:{free_ports(1)[0]}/kvik"
         with pytest.raises(kvik.StoreUnavailable, match="etcd at http"):
-            kvik.Store.connect(engine, nowhere, NAMESPACE, layout)
+            kvik.Store.connect(engine, nowhere, NAMESPACE, layout, again=False)
         with pytest.raises(kvik.InvalidArgument, match="ETCDCTL_USER"):
             kvik.Store.connect(engine, "etcd:http://me:secret@a:1/b", NAMESPACE, layout)

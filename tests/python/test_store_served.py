@@ -10,12 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 
 import kvik
+from kvik import _native
 from tests.busy import Watch
 from tests.python.peers import LIMIT, ROOT
 from tests.python.store_rig import NAMESPACE, Rig, Served
@@ -77,7 +81,34 @@ def test_what_is_no_store_is_told_apart() -> None:
         with pytest.raises(kvik.StoreUnavailable, match="does not answer as a store"):
             kvik.Store.connect(engine, other.addresses[0], NAMESPACE, layout, deadline=0.5)
         with pytest.raises(kvik.PeerUnreachable):
-            Rig(engine, "127.0.0.1:1")
+            kvik.Store.connect(engine, "127.0.0.1:1", NAMESPACE, layout, deadline=0.5)
+
+
+def test_a_store_that_is_not_there_yet_is_met_when_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried, native = threading.Event(), _native.StoreClient
+
+    class Seen:
+        @staticmethod
+        def connect(*given: Any) -> _native.StoreClient:
+            try:
+                return native.connect(*given)
+            except kvik.PeerUnreachable:
+                tried.set()
+                raise
+
+    with Served() as served, kvik.Engine() as engine, ThreadPoolExecutor(1) as threads:
+        served.kill()
+        connect = partial(
+            kvik.Store.connect, engine, served.address, NAMESPACE,
+            kvik.Layout(2, 8192, layers=2, layer_stride=16384), deadline=LIMIT,
+        )  # fmt: skip
+        with pytest.raises(kvik.PeerUnreachable):
+            connect(again=False)
+        monkeypatch.setattr(_native, "StoreClient", Seen)
+        store = threads.submit(connect)
+        assert tried.wait(LIMIT)
+        served.again()
+        assert [member.up for member in store.result().members()] == [True]
 
 
 def _resumes(rig: Rig, keys: bytes, there: int) -> None:

@@ -17,6 +17,8 @@ pub(crate) fn host_and_port(text: &str) -> Result<(&str, u16)> {
     }
 }
 
+/// Names come from lists that others write, and are logged and shown.
 fn is_host(host: &str) -> bool {
-    !host.is_empty() && (!host.contains(':') || (host.starts_with('[') && host.ends_with(']')))
+    let is_one = !host.contains(':') || (host.starts_with('[') && host.ends_with(']'));
+    !host.is_empty() && is_one && !host.contains(char::is_control)
 }

@@ -36,7 +36,7 @@ impl Where {
 pub(crate) enum Cause {
     /// The block before the first one is not here.
     ParentMissing,
-    /// All that its tenant may have is in use.
+    /// All that its tenant may have is in use, or less than the block.
     Quota,
     /// It is not worth another one's place, so far.
     NotAdmitted,
@@ -44,7 +44,8 @@ pub(crate) enum Cause {
     HeldByReaders,
     /// Nothing can go, and much of it was asked to stay.
     Pinned,
-    /// Nothing can go: it is on its way, or has others behind it. Or its removal is still being said.
+    /// Nothing can go: it is on its way, or has others behind it. Or its removal is still being said, or it is larger than
+    /// the memory.
     InUse,
     /// Its bytes did not come.
     Lost,

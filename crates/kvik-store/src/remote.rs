@@ -10,7 +10,8 @@
 //!   One that is there and does not answer costs whoever asks at that time his deadline. From then on everybody hears
 //!   at once that it is down, until the thread has met it again and had an answer: no request is sent to find that out.
 //! - One that is slow is not down: what was not answered in a part of its time makes it be asked something that takes none.
-//! - A request is answered once: by the store, or by what went wrong.
+//! - A request is answered once: by the store, or by what went wrong; not by what the store says to an earlier start of
+//!   this engine, whose requests had other numbers.
 
 use crate::link::{ANSWERS, Answer};
 use crate::no_thread;
@@ -411,8 +412,14 @@ impl AnswersOf {
             let takes = takes.clone();
             move |who: &Who, message: &[u8]| takes.receive(who, message)
         };
+        // What an earlier start of this engine has asked may be answered only now: a store answers by the id, which both
+        // have. So no two of them begin with the same number.
+        let mut first = [0; 8];
+        getrandom::fill(&mut first).map_err(|error| {
+            Error::new(Code::StoreUnavailable, format!("the system gives no random numbers: {error}"))
+        })?;
+        let number = AtomicU64::new(u64::from_le_bytes(first));
         let inbox = Arc::new(Inbox::handing(engine, RESPONSES, take)?);
-        let number = AtomicU64::new(1);
         let answers = Arc::new(AnswersOf { takes, number, inbox: inbox.clone(), stores: Mutex::default() });
         let weak = Arc::downgrade(&answers);
         drop(
@@ -509,7 +516,16 @@ mod tests {
         first.close(Duration::from_secs(60)).unwrap();
         let second = Engine::start(Config { listen, ..Config::default() }).unwrap();
         assert_eq!(first.id(), second.id());
-        assert!(!Arc::ptr_eq(&kept, &AnswersOf::engine(&second).unwrap()));
+        let other = AnswersOf::engine(&second).unwrap();
+        assert!(!Arc::ptr_eq(&kept, &other));
+        // A store that answers the first one by its id reaches the second one.
+        let start = (EngineId([7; 16]), first.incarnation());
+        let who = Who { engine: start.0, incarnation: start.1, name: String::new() };
+        let (late, asked) = (AnswersOf::expect(&kept, start), AnswersOf::expect(&other, start));
+        other.takes.take(&who, late.number, Response::Lent(Lending::default()));
+        assert!(asked.from.try_recv().is_err(), "blocks of the first one's are taken for its own");
+        other.takes.take(&who, asked.number, Response::Done(3));
+        assert!(matches!(asked.from.try_recv().map(Answer::take), Ok(Response::Done(3))));
     }
 
     #[test]

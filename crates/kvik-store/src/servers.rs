@@ -312,6 +312,7 @@ mod tests {
             &["a:1", "dns:b:2"],
             &["dns:b"],
             &["a:1,"],
+            &["a:1", "\u{1b}[2Jb:1"],
         ] {
             assert!(parsed(wrong).is_err_and(|error| error.code == Code::InvalidArgument), "{wrong:?}");
         }

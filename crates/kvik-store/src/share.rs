@@ -28,6 +28,15 @@ impl Share {
         Share { tenant, quota: Some(quota), ..Share::common(kind, quota) }
     }
 
+    /// Why a block of so many bytes, which `fits` an empty memory or does not, has no room even alone: nobody is to go for
+    /// one that has none.
+    pub fn too_large(&self, bytes: u64, fits: bool) -> Option<Cause> {
+        match self.quota {
+            Some(quota) if bytes > quota => Some(Cause::Quota),
+            _ => (!fits).then_some(Cause::InUse),
+        }
+    }
+
     /// The name of the policy that says what goes next.
     pub fn deciding(&self) -> &'static str {
         self.policy.chosen().unwrap_or(self.kind.name())

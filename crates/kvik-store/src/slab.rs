@@ -196,6 +196,11 @@ impl Slabs {
         self.slabs[usize::from(slot.slab)].as_ref().map(|slab| slab.class)
     }
 
+    /// Whether there would be room for a block of a shape if there were no other one.
+    pub fn fit(&self, shape: &Shape) -> bool {
+        stride(shape) <= self.capacity
+    }
+
     /// Slots that the slabs of a tenant may have more: with those of all shapes, it has room for its quota.
     pub fn slots_left(&self, class: Class) -> u64 {
         let Some(quota) = class.quota else { return u64::MAX };

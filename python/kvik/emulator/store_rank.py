@@ -205,6 +205,7 @@ class StoreRank:
                 self._namespace,
                 self._layout,
                 deadline=self._option.deadline,
+                again=False,
             )
         except kvik.KvikError as error:
             logger.log(

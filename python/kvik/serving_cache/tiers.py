@@ -389,6 +389,7 @@ class Tiers:
         return self._native.Store.connect(
             self._engine, self._config.address, namespace, self._layout,
             copies=self._config.copies, tenant=self._config.tenant, deadline=self._config.deadline,
+            again=False,
         )  # fmt: skip
 
     def _met(self, store: Any, namespace: Namespace | None) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TypeVar
 
@@ -13,6 +14,16 @@ from kvik.store.names import AckName, Choice, Member, Namespace, PolicyName, Sto
 from kvik.store.tenants import Tenant
 
 _T = TypeVar("_T")
+
+_DEADLINE_S = 5.0
+# Between two attempts to meet a store: the first, and the longest.
+_PAUSES_S = (0.05, 1.0)
+_LEAST_S = 0.001
+# Whoever is not there now may come.
+_MAY_COME = (
+    _native.PeerUnreachable, _native.PeerLost, _native.PeerRestarted, _native.StoreUnavailable,
+    _native.DeadlineExceeded,
+)  # fmt: skip
 
 
 def addresses(address: str | os.PathLike[str] | Sequence[str]) -> list[str]:
@@ -93,6 +104,7 @@ class Store:
         copies: int = 1,
         tenant: str = "default",
         deadline: float | None = None,
+        again: bool = True,
     ) -> Store:
         """The store that ``kvik store serve`` serves at an address, such as "store.example:7500".
 
@@ -102,7 +114,9 @@ class Store:
         certificates and user of the variables ETCDCTL_*) for those that ``kvik store serve --etcd`` enters
         there. All clients have to name a server alike. copies: of several servers, how many keep each block.
         namespace, layout, tenant: as for ``embedded``. deadline: seconds
-        for meeting them; None means 5.
+        for meeting them; None means 5. again: whether a store that is not there is tried again until then,
+        with whoever is in its list by that time; of several servers one has to be there. False is for those
+        who try again by themselves.
 
         A store that is lost is met again by itself. Until then calls raise StoreUnavailable at once: its
         blocks are misses. Only what waits while it stops answering waits for its deadline.
@@ -114,7 +128,7 @@ class Store:
         Raises PeerUnreachable, SecretMismatch and what else meeting an engine can say; StoreUnavailable where
         what listens there is no store, or none of several servers answers.
         """
-        client = _native.StoreClient.connect(engine, addresses(address), copies, deadline)
+        client = _connected(engine, addresses(address), copies, deadline, again)
         return cls(client, namespace, layout, tenant)
 
     def members(self) -> list[Member]:
@@ -318,12 +332,39 @@ class Get:
         return _awaited(self.wait, self.cancel).__await__()
 
 
+def _connected(
+    engine: Engine, servers: list[str], copies: int, deadline: float | None, again: bool
+) -> _native.StoreClient:
+    """A client that has met its store. The engine tries an address for three seconds, and once."""
+    began, left, pause = time.monotonic(), deadline, _PAUSES_S[0]
+    while True:
+        try:
+            return _native.StoreClient.connect(engine, servers, copies, left)
+        except _MAY_COME:
+            until = began + (_DEADLINE_S if deadline is None else deadline)
+            rest = until - time.monotonic()
+            if not again or rest <= _PAUSES_S[0]:
+                raise
+        # Nobody tells when it comes. The last attempts are close to the deadline.
+        time.sleep(min(pause, rest / 4))
+        pause = min(2 * pause, _PAUSES_S[1])
+        left = max(until - time.monotonic(), _LEAST_S)
+
+
 async def _awaited(wait: Callable[[], _T], cancel: Callable[[], None]) -> _T:
-    waiting = asyncio.ensure_future(asyncio.to_thread(wait))
-    try:
-        return await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        cancel()
-        # Only what has ended leaves the caller's pages alone, so the task learns of its own end after it.
-        await asyncio.gather(waiting, return_exceptions=True)
-        raise
+    """Only what has ended leaves the caller's pages alone: so a task that is cancelled, however often, learns
+    of its own end after it."""
+    # A future, and no task: whoever ends a loop cancels all of its tasks, and a thread goes on.
+    waiting = asyncio.get_running_loop().run_in_executor(None, wait)
+    cancelled: asyncio.CancelledError | None = None
+    while not waiting.done():
+        try:
+            await asyncio.wait((waiting,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+            cancel()
+    if cancelled is None:
+        return waiting.result()
+    if not waiting.cancelled():
+        waiting.exception()  # seen: what became of it is of no interest any more
+    raise cancelled

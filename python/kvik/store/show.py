@@ -17,16 +17,25 @@ _NAME = 24
 _UNITS = (("TiB", 40), ("GiB", 30), ("MiB", 20), ("KiB", 10))
 
 
+def printable(words: str) -> str:
+    """What a server says, without what a terminal would take for orders."""
+    return "".join(sign if sign.isprintable() else "?" for sign in words)
+
+
+def _text(words: str, style: str = "") -> Text:
+    return Text(printable(words), style)
+
+
 def view(figures: Figures) -> Group:
     """What a store has, and what it did between two looks and since it began."""
-    parts: list[RenderableType] = [Text(f"store at {figures.address}", style="bold"), _traffic(figures)]
+    parts: list[RenderableType] = [_text(f"store at {figures.address}", "bold"), _traffic(figures)]
     if figures.servers:
         parts.append(_servers(figures))
     if figures.since_start.latency:
         parts.append(_latency(figures))
     if not any(ever.lookups or ever.in_bytes for ever in figures.since_start.tiers.values()):
         parts.append(Text("nothing was asked for yet", style="dim"))
-    parts += [Text(line) for line in _lines(figures)]
+    parts += [_text(line) for line in _lines(figures)]
     return Group(*parts)
 
 
@@ -53,7 +62,7 @@ def _traffic(figures: Figures) -> Table:
             f"{now.out_bytes / seconds / 1e6:,.1f}",
             f"{ever.hits:,}",
         )
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(_text, cells))
 
     for tier, ever in figures.since_start.tiers.items():
         add(tier, figures.interval.tiers[tier], ever)
@@ -80,7 +89,7 @@ def _servers(figures: Figures) -> Table:
     blocks, asked = sum(one.blocks for one in servers), sum(one.lookups for one in servers)
     for name, one in figures.servers.items():
         if not one.up:
-            table.add_row(Text(name), Text("does not answer", style="bold"))
+            table.add_row(_text(name), Text("does not answer", style="bold"))
             continue
         cells = (
             name,
@@ -92,7 +101,7 @@ def _servers(figures: Figures) -> Table:
             _percent(one.hits / one.lookups if one.lookups else None),
             f"{one.out_bytes / seconds / 1e6:,.1f}",
         )
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(_text, cells))
     return table
 
 
@@ -115,7 +124,7 @@ def _latency(figures: Figures) -> Table:
                 *_pair(ever, seconds_text),
                 f"{ever.count:,}",
             )
-            table.add_row(*map(Text, cells))
+            table.add_row(*map(_text, cells))
     return table
 
 

@@ -191,7 +191,8 @@ pub(super) fn read(number: u32, size: u64, tail: &[u8]) -> Read {
             // The first one is listed first, and lies before all others.
             Some((offset, What::Namespace(_))) if offset < first => return Read::From(offset),
             Some((offset, What::Namespace(id))) => {
-                match meaning(&tail[(offset - first) as usize..], &trailer, offset, id) {
+                let record = tail.get((offset - first) as usize..);
+                match record.and_then(|record| meaning(record, &trailer, offset, id)) {
                     Some(meaning) => namespaces.push((id, meaning)),
                     None => return Read::Damaged("what a namespace means is not what was written"),
                 }
@@ -258,6 +259,20 @@ mod tests {
             let meanings: Vec<u8> = contents.namespaces.iter().map(|(_, meaning)| meaning[0]).collect();
             assert_eq!(meanings, [0, 1]);
         }
+    }
+
+    #[test]
+    fn an_end_that_lists_what_lies_behind_it_is_damaged() {
+        // Whoever may write to the bucket can make all sums right.
+        let (finished, _) = some(1);
+        let mut all = finished.bytes.to_vec();
+        let (size, edge) = (all.len() as u64, all.len() - EDGE as usize);
+        let Some(trailer) = Trailer::read(&all[edge..], size) else { panic!() };
+        let footer = trailer.footer as usize;
+        all[footer..footer + 4].copy_from_slice(&u32::MAX.to_le_bytes());
+        let sum = page_sum(&all[footer..edge]);
+        all[edge..].copy_from_slice(&Trailer { sum, ..trailer }.to_bytes());
+        assert!(matches!(read(7, size, &all), Read::Damaged(_)));
     }
 
     #[test]

@@ -234,6 +234,20 @@ fn who_uses_little_of_a_large_quota_takes_no_room_of_others() {
 }
 
 #[test]
+fn a_block_that_has_no_room_even_alone_drives_out_nobody() {
+    let rig = with_quotas(1 << 20, &[("small", 2 * BLOCK)]);
+    assert_eq!(rig.put(&[1, 2, 3]).stored, 3);
+    let (small, pages, of) = of_shape(&rig, "small", 1);
+    assert_eq!(put(&small, &pages, None, &keys(&of, &[1])).stored, 1);
+    for (tenant, times) in [("one", (1 << 20) / BLOCK + 1), ("small", 3)] {
+        let (space, pages, of) = of_shape(&rig, tenant, times);
+        assert_eq!(put(&space, &pages, None, &keys(&of, &[1])).refused, 1, "of {tenant}");
+    }
+    assert_eq!(rig.client.stat().unwrap().evicted, 0);
+    assert_eq!((rig.get(&[1, 2, 3]), get(&small, &rig.pages, &keys(&of, &[1]))), (3, 1));
+}
+
+#[test]
 fn quotas_of_more_than_the_memory_are_served_alike() {
     let rig = with_quotas(1 << 20, &[("first", 1 << 20), ("second", 1 << 20)]);
     let mut here = Vec::new();

@@ -1,4 +1,7 @@
-"""What a store holds, and what is wrong with it, for the terminal and as JSON."""
+"""What a store holds, and what is wrong with it, for the terminal and as JSON.
+
+Names, versions and errors are what servers say of themselves: for the terminal every line is `printable`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from kvik.store.doctor.survey import Amount, Server, Survey
-from kvik.store.doctor.words import Finding, percent, share, size
+from kvik.store.doctor.words import Finding, percent, printable, share, size
 
 _MOST_NAMESPACES = 16
 _NAME = 32
@@ -30,7 +33,7 @@ def survey_lines(survey: Survey) -> Iterator[str]:
     """Servers, copies, what would be lost, namespaces."""
     yield from _table(_server_rows(survey))
     yield ""
-    yield from _facts(survey)
+    yield from map(printable, _facts(survey))
     yield ""
     yield "if a server died now, of the blocks that only it has where clients look:"
     yield from _table(_loss_rows(survey))
@@ -41,7 +44,7 @@ def survey_lines(survey: Survey) -> Iterator[str]:
 
 def _table(rows: Iterable[Sequence[str]]) -> Iterator[str]:
     """Rows in columns: the first one to the left, the others to the right."""
-    table = list(rows)
+    table = [list(map(printable, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     for row in table:
         cells = [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
@@ -138,15 +141,13 @@ def _namespace_rows(survey: Survey) -> Iterator[Sequence[str]]:
 
 
 def _cut(name: str) -> str:
-    """A name that fits, without what a terminal would take for orders."""
-    shown = "".join(sign if sign.isprintable() else "?" for sign in name)
-    return shown if len(shown) <= _NAME else shown[: _NAME - 1] + "…"
+    """A name that fits."""
+    return name if len(name) <= _NAME else name[: _NAME - 1] + "…"
 
 
 def finding_lines(found: Iterable[Finding]) -> Iterator[str]:
     """Each finding: fact, cost, advice."""
     for number, finding in enumerate(found, 1):
-        yield f"{number}. {finding.code}: {finding.server}"
-        yield f"   fact    {finding.fact}"
-        yield f"   cost    {finding.cost}"
-        yield f"   advice  {finding.advice}"
+        yield f"{number}. {finding.code}: {printable(finding.server)}"
+        for what in ("fact", "cost", "advice"):
+            yield f"   {what:<6}  {printable(getattr(finding, what))}"

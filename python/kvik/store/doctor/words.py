@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from kvik.store.show import size
+from kvik.store.show import printable, size
 
-__all__ = ["Finding", "joined", "percent", "share", "size"]
+__all__ = ["Finding", "joined", "percent", "printable", "share", "size"]
 
 
 @dataclass(frozen=True)
