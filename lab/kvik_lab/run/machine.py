@@ -1,7 +1,8 @@
 """A machine's facts, counters and clocks, and which processes of a study are on it, as JSON: `python
 machine.py [MARK]`.
 
-`MARK` is the study's value of `KVIKLAB_STUDY`, which every process of it has in its environment.
+`MARK` is the study's value of `KVIKLAB_STUDY`, which every process of it has in its environment, or one that
+it descends from: a process that gives itself a title (vLLM's workers do) writes it over its environment.
 Counters have the names of node-exporter. This file needs nothing but the standard library, so that its
 text can be sent to any machine.
 """
@@ -75,8 +76,23 @@ def counters(mark: str | None) -> dict[str, float]:
 
 
 def own(mark: str) -> list[int]:
-    """The processes that have the study's mark, but this one."""
-    return [pid for pid in marked(f"{VARIABLE}={mark}") if pid != os.getpid()]
+    """The processes that have the study's mark, and those that descend from them, but this one."""
+    return sorted(_with_children(marked(f"{VARIABLE}={mark}")) - {os.getpid()})
+
+
+def _with_children(pids: list[int]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+                children.setdefault(int(stat(folder)[4 - 3]), []).append(int(folder.name))
+    found, new = set[int](), list(pids)
+    while new:
+        pid = new.pop()
+        if pid not in found:
+            found.add(pid)
+            new += children.get(pid, ())
+    return found
 
 
 def marked(entry: str) -> list[int]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,3 +38,23 @@ def test_a_process_that_becomes_another_program_is_found_at_every_look(
         finally:
             bare.kill()
             restless.kill()
+
+
+def test_a_process_without_its_environment_belongs_to_the_one_that_started_it() -> None:
+    """vLLM's workers write their title over it; what they use is the run's all the same."""
+    started = "import subprocess; print(subprocess.Popen(['sleep', '1000'], env={}).pid, flush=True); input()"
+    with (
+        subprocess.Popen(["sleep", "1000"], env={}) as stranger,
+        subprocess.Popen(
+            [sys.executable, "-c", started], env={**os.environ, machine.VARIABLE: "c"}, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        ) as engine,
+    ):  # fmt: skip
+        assert engine.stdout is not None
+        worker = int(engine.stdout.readline())
+        try:
+            assert machine.own("c") == sorted([engine.pid, worker])
+        finally:
+            os.kill(worker, signal.SIGKILL)
+            engine.kill()
+            stranger.kill()
