@@ -465,13 +465,11 @@ impl State {
     ///
     /// What is `new` has to be worth another one's place.
     fn place(&mut self, id: Id, new: bool) -> Result<Result<Slot, Cause>> {
-        let of = self.index.node(id).namespace;
-        let (share, shape) = (&self.shares[self.share(of)], self.tenants.shape(of));
-        if let Some(cause) = share.too_large(shape.bytes(), self.slabs.fit(&shape)) {
-            return Ok(Err(cause));
-        }
         let namespace = self.index.node(id).namespace;
         let (share, shape) = (self.share(namespace), self.tenants.shape(namespace));
+        if let Some(cause) = self.shares[share].too_large(shape.bytes(), self.slabs.fit(&shape)) {
+            return Ok(Err(cause));
+        }
         let tenant = self.tenants.namespace(namespace).tenant;
         let (quota, apart) = (self.shares[share].quota, self.tenants.tenant(namespace).apart);
         // Room for another shape is made by all of a slab: so nobody else's blocks are among those of who has a quota.
