@@ -18,6 +18,8 @@ FACTS = ("when", "where", "versions")
 """What a reader wants to know of any measurement; what is not stated is said not to be."""
 MOST_ARMS = 4
 """Arms that the sentence speaks of; of more it counts."""
+MANY_TIMES = 3.0
+"""Ratio from which on it is told as such: 2,400 % more is hard to read."""
 
 
 def where(data: Data, condition: tuple[str, ...]) -> str:
@@ -67,7 +69,7 @@ def difference(id_: str, data: Data, base: str, one: Compared, rules: Rules) -> 
         return Claim(id_, text, none, "", NoInterval(why), rests, Verdict.INSUFFICIENT, why, _row(data, one))
     ratio, end = one.found.ratio, one.found.conclusion
     interval = Interval(ratio.low, ratio.high, ratio.level)
-    text = f"{one.arm} {amount(one.found, rules)} than {base}{place}."
+    text = f"{one.arm} {amount([ratio.estimate], base, rules)}{place}."
     verdict = Verdict.SUPPORTED
     if end in (Conclusion.EQUIVALENT, Conclusion.BOTH):
         verdict = Verdict.EQUIVALENT
@@ -85,15 +87,25 @@ def _row(data: Data, one: Compared) -> str:
     return ", ".join(filter(None, (one.arm if several else "", where(data, one.condition))))
 
 
-def amount(found: Comparison, rules: Rules) -> str:
-    """How much, in words: "takes 21.5 % more time"."""
-    if found.ratio is None:
-        return "cannot be compared"
-    percent = _percent(abs(found.ratio.estimate - 1))
-    more = found.ratio.estimate > 1
-    if rules.unit in SECONDS:
-        return f"takes {percent} {'more' if more else 'less'} time"
-    return f"is {percent} {'higher' if more else 'lower'}"
+def amount(ratios: Sequence[float], base: str, rules: Rules) -> str:
+    """How much, in words: "takes 21.5 % more time than tcp"; of several ratios to one side of 1, from the
+    least to the most."""
+    return f"{'takes' if rules.unit in SECONDS else 'is'} {_span(ratios, base, rules)}"
+
+
+def _span(ratios: Sequence[float], base: str, rules: Rules) -> str:
+    """`amount` without its verb; `base` may be empty, where it is known by now."""
+    time, more = rules.unit in SECONDS, max(ratios) > 1
+    if max(ratios) >= MANY_TIMES:
+        least, most, unit = short(min(ratios)), short(max(ratios)), ""
+        what, than = f"times as {'long' if time else 'high'}", f" as {base}"
+    else:
+        sizes = sorted(abs(ratio - 1) for ratio in ratios)
+        least, most, unit = _percent(sizes[0]), _percent(sizes[-1]), " %"
+        what = f"{'more' if more else 'less'} time" if time else "higher" if more else "lower"
+        than = f" than {base}"
+    span = least if least == most else f"{least.removesuffix(unit)} to {most}"
+    return f"{span} {what}{than if base else ''}"
 
 
 def because(found: Comparison) -> str:
@@ -174,7 +186,7 @@ def _of_arm(data: Data, base: str, arm: str, compared: list[Compared], rules: Ru
     for kind, group in groupby(sorted(compared, key=_order), _order):
         some = list(group)
         places = "everywhere" if len(some) == len(compared) else _places(data, some)
-        parts.append(_kind(kind, some, "" if parts else f" than {base}", places, rules))
+        parts.append(_kind(kind, some, "" if parts else base, places, rules))
     verb = "takes" if rules.unit in SECONDS else "is"
     begin = f"{arm} {verb}" if min(map(_order, compared)) < 2 else f"{arm} against {base}:"
     return f"{begin} {'; '.join(parts)}."
@@ -190,17 +202,13 @@ def _order(one: Compared) -> int:
     return 2 if end in (Conclusion.EQUIVALENT, Conclusion.BOTH) else 3
 
 
-def _kind(kind: int, some: list[Compared], than: str, places: str, rules: Rules) -> str:
+def _kind(kind: int, some: list[Compared], base: str, places: str, rules: Rules) -> str:
     if kind > 1:
         margin = 100 * (rules.margin or 0.0)
         word = {2: f"equal within {margin:g} %", 3: "not decided", 4: "not comparable"}[kind]
         return f"{word} {places}"
-    sizes = sorted(abs(one.found.ratio.estimate - 1) for one in some if one.found and one.found.ratio)
-    least, most = _percent(sizes[0]), _percent(sizes[-1])
-    span = least if least == most else f"{least.removesuffix(' %')} to {most}"
-    if rules.unit in SECONDS:
-        return f"{span} {'less' if kind else 'more'} time{than} {places}"
-    return f"{span} {'lower' if kind else 'higher'}{than} {places}"
+    ratios = [one.found.ratio.estimate for one in some if one.found and one.found.ratio]
+    return f"{_span(ratios, base, rules)} {places}"
 
 
 def _places(data: Data, some: list[Compared], most: int = 4) -> str:

@@ -301,8 +301,10 @@ def measured(found: Crossover, data: Data) -> Measured:
             "which is faster is not decided."
         )
         return Measured(Known.UNORDERED, None, None, None, text)
-    low, high = cuts[0][0] / factor, cuts[-1][1] / factor
-    between = f"{short(low)} to {short(high)} {unit}"
+    ends = cuts[0][0], cuts[-1][1]
+    low, high = ends[0] / factor, ends[1] / factor
+    # An end of what was measured is told as it was set.
+    between = " to ".join((show if x in (lo, hi) else short)(x / factor) for x in ends) + f" {unit}"
     if none <= 1 - found.level and estimate is not None and len(cuts) == 1:
         text = (
             f"{first} and {second} cross at {short(estimate)} {unit} ({100 * found.level:.4g} %: {between})."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from kvik_lab.records import RunRecord
 from kvik_lab.records.measures import PER_REQUEST
@@ -27,12 +28,14 @@ class Progress:
     ) -> None:
         self.slots, self.starts, self.journal, self.say = slots, starts, journal, say
         self._began_start = time.monotonic()
-        self._runs: list[float] = []
+        self._up: PlannedStart | None = None
+        self._runs: list[tuple[Mapping[str, Any], float]] = []
         self._startups: list[float] = []
 
     def started(self, start: PlannedStart, name: str) -> None:
         """Servers are up."""
         now = time.monotonic()
+        self._up = start
         self._startups.append(now - self._began_start)
         self.say(f"start {name} ({start.start.whole_plot}) is up after {self._startups[-1]:.1f} s")
         self._began_run = now
@@ -40,7 +43,7 @@ class Progress:
     def ended(self, record: RunRecord) -> None:
         """A run has ended."""
         now = time.monotonic()
-        self._runs.append(now - getattr(self, "_began_run", now))
+        self._runs.append((record.levels, now - getattr(self, "_began_run", now)))
         self._began_run = self._began_start = now
         done = sum(self.journal.done(slot.id) for slot in self.slots)
         left = self.left()
@@ -49,16 +52,27 @@ class Progress:
         self.say(f"[{done}/{len(self.slots)}] {levels}: {outcome_of(record)}{tail}")
 
     def left(self) -> float | None:
-        """Seconds: what runs and starts took so far, for those that are left. None before the first run."""
+        """Seconds: what runs and starts took so far, for those that are left. None before the first run.
+
+        A run takes what those of the same levels did, since arms may be far from each other; where there was
+        none, what any did.
+        """
         if not self._runs:
             return None
-        runs = sum(not self.journal.done(slot.id) for slot in self.slots)
+        runs = sum(self._takes(slot.levels) for slot in self.slots if not self.journal.done(slot.id))
         # The start that is up has been paid for.
-        starts = (
-            sum(any(not self.journal.done(run.slot.id) for run in start.runs) for start in self.starts) - 1
+        starts = sum(
+            any(not self.journal.done(run.slot.id) for run in start.runs)
+            for start in self.starts
+            if start is not self._up
         )
-        startup = statistics.median(self._startups) if self._startups else 0.0
-        return runs * statistics.median(self._runs) + max(0, starts) * startup
+        startup = statistics.fmean(self._startups) if self._startups else 0.0
+        return runs + starts * startup
+
+    def _takes(self, levels: Mapping[str, Any]) -> float:
+        """Seconds of a run with these levels."""
+        alike = [seconds for others, seconds in self._runs if others == levels]
+        return statistics.fmean(alike or [seconds for _, seconds in self._runs])
 
 
 def outcome_of(record: RunRecord) -> str:

@@ -130,6 +130,32 @@ def test_the_crossover_of_the_truth_lies_in_its_interval(report: Report) -> None
     assert all(arm.model for arm in drawn.arms)
 
 
+def test_what_takes_many_times_as_long_is_told_so_and_a_range_by_its_ends(tmp_path: Path) -> None:
+    """24 times at one size, 245 at the other; a third arm cannot be told from the base within the sizes."""
+    rng = np.random.default_rng(SEED)
+    lines = ["start,iteration,value,backend,tokens"]
+    for tokens in (256, 1024):
+        levels = {
+            "TCP": 0.1 * tokens,
+            "EFA": 0.1 * tokens,
+            "slow": (24.5 if tokens == 256 else 2.45) * tokens,
+        }
+        for arm, level in levels.items():
+            for start in range(4):
+                row = level * (1 + 0.01 * rng.standard_normal()) * (1 + 0.004 * rng.standard_normal(12))
+                lines += [f"{arm}{tokens}-{start},{i},{v:.3f},{arm},{tokens}" for i, v in enumerate(row)]
+    (tmp_path / "d.csv").write_text("\n".join(lines))
+    made = build_report(read([tmp_path / "d.csv"], Choice()), Rules(unit="s", base="TCP"), "r")
+    assert made.answer is not None
+    assert re.search(r"slow takes 24\.\d to 24\d times as long as TCP everywhere\.", made.answer.sentence)
+    assert claims(made)["C2"].sentence.startswith("slow takes 24"), f"seed {SEED}"
+    assert "times as long as TCP at tokens 256" in claims(made)["C2"].sentence
+    (open_,) = (
+        one for one in claims(made).values() if "if they do" in one.sentence and "EFA" in one.sentence
+    )
+    assert "at 256 to 1024 tokens. Probability" in open_.sentence, f"seed {SEED}"
+
+
 def test_a_crossover_beyond_the_sizes_is_not_in_the_measured_range(tmp_path: Path) -> None:
     rng = np.random.default_rng(SEED)
     lines = ["start,iteration,value,backend,tokens"]

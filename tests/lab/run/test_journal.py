@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from kvik_lab.errors import LabError
 from kvik_lab.records import Key, Place, RunRecord, Times, dump, mend, read
 from kvik_lab.records.schema import Outcome
-from kvik_lab.run import cli, control, execute
+from kvik_lab.run import cli, control, execute, progress
 from kvik_lab.run.build import Planned, resolve
 from kvik_lab.run.control import Control
 from kvik_lab.run.journal import Journal, is_running
@@ -267,3 +267,32 @@ def test_a_run_that_ends_its_servers_keeps_no_other_from_its_turn(
     assert {name: one.outcome for name, one in journal.records.items()} == {
         first: "failed", second: "completed",
     }  # fmt: skip
+
+
+def test_the_time_left_is_that_of_runs_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An arm that takes twenty times as long as the other has its own time, and no start is counted twice."""
+    now = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    slots = [
+        SimpleNamespace(id=f"{start}{n}", levels={"arm": arm, "tokens": n})
+        for start, arm in (("a", "quick"), ("b", "slow"), ("c", "quick"), ("d", "slow"))
+        for n in (1, 2)
+    ]
+    starts = [
+        SimpleNamespace(start=SimpleNamespace(whole_plot=""), runs=[SimpleNamespace(slot=s) for s in pair])
+        for pair in (slots[:2], slots[2:4], slots[4:6], slots[6:])
+    ]
+    done: set[str] = set()
+    told = progress.Progress(slots, starts, SimpleNamespace(done=done.__contains__), lambda _: None)  # type: ignore[arg-type]
+    assert told.left() is None
+    for start, seconds in zip(starts[:2], (10.0, 200.0), strict=True):
+        now[0] += 30.0
+        told.started(start, "s")  # type: ignore[arg-type]
+        for run in start.runs:
+            now[0] += seconds
+            done.add(run.slot.id)
+            told.ended(record(run.slot.id).model_copy(update={"levels": run.slot.levels}))
+    assert told.left() == 2 * (10.0 + 200.0) + 2 * 30.0
+    now[0] += 30.0
+    told.started(starts[2], "s")  # type: ignore[arg-type]
+    assert told.left() == 2 * (10.0 + 200.0) + 30.0
