@@ -312,6 +312,15 @@ def test_a_run_stops_at_the_first_failure_and_resumes_there_with_its_variables(r
     assert runs.lines() == ["1", "2", "2", "kept", "3"], "a third run does nothing"
 
 
+def test_output_that_is_longer_than_memory_is_told_by_its_end(runs: Runs) -> None:
+    """A hole of 4 TiB before its last line."""
+    runs.write(task("1", "truncate -s +4T /dev/stdout; echo the end; exit 3"))
+    assert runs.run() == {"1": "failed"}
+    assert "its output:\n" in runs.outcome.text
+    assert "the end\n" in runs.outcome.text
+    runs.outcome.log.unlink()
+
+
 def test_from_begins_at_a_task_and_reset_begins_anew(runs: Runs) -> None:
     runs.write(*(task(name, f"echo {name} >> {{{{OUT}}}}/out") for name in "123"))
     assert runs.run(start="2") == {"1": None, "2": "success", "3": "success"}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kvik.roles.processes import last_lines
 from kvik_lab.errors import LabError
 from kvik_lab.study.problems import did_you_mean
 from kvik_lab.tasks.form import Task, TaskFile, read_task_file
@@ -209,8 +210,7 @@ class _Run:
             else f"was ended by signal {-ended.status}"
         )
         command = self.file.expand(task.commands[number - 1])
-        output = self.log.read_bytes()[self.output_from :].decode(errors="replace")
-        tail = output.splitlines()[-_TAIL_LINES:] or ["(none)"]
+        tail = last_lines(self.log, self.output_from, _TAIL_LINES) or ["(none)"]
         again = command_line("run", self.path, self.options.state)
         return "\n".join(
             [

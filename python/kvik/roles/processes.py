@@ -19,6 +19,7 @@ GRACE = 10.0  # seconds between SIGTERM and SIGKILL
 POLL = 0.25  # seconds between two looks at a server that is not up yet
 PROBE_LIMIT = 2.0  # seconds for one look
 TAIL = 60  # lines of a log that go into an error
+TAIL_BYTES = 1 << 20  # of a log, at most: it may be longer than memory
 
 
 class Keeper(Protocol):
@@ -118,8 +119,7 @@ class Process:
 
     def tail(self) -> str:
         """The last lines of its log."""
-        lines = self.said().splitlines()
-        return "\n".join([f"--- the end of {self.log} ---", *lines[-TAIL:]])
+        return "\n".join([f"--- the end of {self.log} ---", *last_lines(self.log, self._begins, TAIL)])
 
     def ask_to_stop(self) -> None:
         """Begin its end, without waiting for it."""
@@ -214,6 +214,13 @@ class Fleet:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+
+def last_lines(log: Path, begins: int, count: int) -> list[str]:
+    """So many last lines of a log that begins at this byte of its file, of its last `TAIL_BYTES`."""
+    with log.open("rb") as file:
+        file.seek(max(begins, file.seek(0, os.SEEK_END) - TAIL_BYTES))
+        return file.read(TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
 
 
 def descendants(pid: int) -> list[int]:
