@@ -85,6 +85,39 @@ def test_who_shares_it_is_not_saved_either(server: StoreServer) -> None:
     assert server.asked(first.all_token_ids) == server.asked(second.all_token_ids) == 0
 
 
+def given(server: StoreServer, wanted: Any, blocks: list[int]) -> None:
+    """vLLM's prefix cache gives a request its whole blocks, of which the first two are not filled; it answers
+    with one block more."""
+    told = scheduler_output([(wanted.request_id, blocks, WHOLE, 1)])
+    server.server.step(told, not_filled=set(blocks[:2]))
+    server.finish(wanted, blocks, BLOCK + 1)
+
+
+def test_who_is_given_it_when_all_of_its_prompt_is_saved(server: StoreServer) -> None:
+    """Nothing of the prompt is new, and its answer is computed upon what is not there."""
+    server.serve(PROMPT)
+    wanted = make(PROMPT)
+    server.server.arrive(wanted)
+    assert server.ask(wanted, WHOLE)[0] == 0
+    given(server, wanted, server.allocate(6))
+    assert server.total("cache_host_stored_blocks") == 4
+    assert server.total("cache_requests_not_kept") == 1
+
+
+def test_who_is_given_it_after_it_was_preempted(server: StoreServer) -> None:
+    """Its prompt was saved, and its answer is computed anew, upon what is not there."""
+    wanted, blocks = arrived(server)
+    server.compute(wanted, blocks, range(len(PROMPT)))
+    server.server.step(scheduler_output([(wanted.request_id, blocks, 0, len(PROMPT))]))
+    server.step_until(lambda _: not server.server.scheduler.has_pending_push_work())
+    assert server.total("cache_host_stored_blocks") == 4
+    wanted.num_preemptions = 1
+    assert server.ask(wanted, WHOLE)[0] == 0
+    given(server, wanted, server.allocate(6))
+    assert server.total("cache_host_stored_blocks") == 4
+    assert server.total("cache_requests_not_kept") == 1
+
+
 def test_it_is_said_after_the_next_step_has_begun(server: StoreServer) -> None:
     """With asynchronous scheduling: one prompt ends with the step that loads, and another with the next."""
     first, blocks = arrived(server)

@@ -140,7 +140,7 @@ class CacheSide:
         """How many tokens beyond the engine's own hit a load would bring; (0, False): compute them. None: ask
         again, the answer is not there yet."""
         wanted, now = self._of(request), self._clock()
-        wanted.gain = 0
+        self._begins(wanted)
         self._again(wanted, now)
         if wanted.phase is Phase.NAMING and not self._naming.knows_weights:
             self._settle(wanted)  # they may take long to read; nothing can be there under no name
@@ -172,7 +172,7 @@ class CacheSide:
     def pass_over(self, request_id: str) -> None:
         """The engine was told of something else that it can load for a request, or that it cannot."""
         if (wanted := self._wanted.get(request_id)) is not None:
-            wanted.gain = 0
+            self._begins(wanted)
 
     def update_state_after_alloc(self, request: Any, block_ids: Sequence[int], external: int) -> None:
         """KV blocks are allocated: start the load of so many tokens behind the engine's own, if any."""
@@ -255,9 +255,14 @@ class CacheSide:
         wanted = self._wanted.get(request.request_id)
         if wanted is None:
             wanted = self._wanted[request.request_id] = Wanted(request)
-            self._computing[request.request_id] = wanted
+            self._begins(wanted)
             self._ask(wanted)
         return wanted
+
+    def _begins(self, wanted: Wanted) -> None:
+        """The engine has not begun a request, or begins it again, without the KV blocks that it had."""
+        wanted.gain, wanted.blocks = 0, []
+        self._computing[wanted.request.request_id] = wanted
 
     def _again(self, wanted: Wanted, now: float) -> None:
         """Ask again where the answer is old, and for a request that has lost its KV blocks."""
@@ -331,9 +336,10 @@ class CacheSide:
             for wanted in self._computing.values()
             if wanted.phase is not Phase.LOADING and not set(blocks).isdisjoint(wanted.blocks)
         }
-        for wanted, save in self._unsure.without(blocks):
+        owners, saves = self._unsure.without(blocks)
+        not_kept |= {wanted.request.request_id: wanted for wanted in owners}
+        for save in saves:
             self._let_go(save)
-            not_kept[wanted.request.request_id] = wanted
         for wanted in not_kept.values():
             self._not_kept(wanted, "another connector has not loaded KV that it was computed upon")
 
@@ -374,6 +380,7 @@ class CacheSide:
                 del self._computing[one.request_id]
                 # One that has no room now may have it when its request ends.
                 self._save(wanted, wanted.blocks, num_tokens, self._unsure.computed)
+                self._unsure.begun_upon(wanted, wanted.blocks)
                 wanted.blocks = []
 
     def _save(
@@ -449,7 +456,7 @@ class CacheSide:
             wanted.outdated = True
             self._settle(wanted)
         self._plan.lookups.clear()
-        for _, save in self._unsure.clear():
+        for save in self._unsure.clear():
             self._let_go(save)
         if self._ledger is not None:
             self._ledger.reset()

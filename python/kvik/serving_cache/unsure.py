@@ -3,12 +3,13 @@
 A connector beside this one may load KV during the very step that computes upon it, and say only with the
 step's output which KV blocks it has not filled. By then another request of the step, or of one that has begun
 meanwhile, may have been given these blocks by the engine's prefix cache. So a save waits for the output of
-the last step that had part in it, and is dropped where any block of it was not filled.
+the last step that had part in it, and is dropped where any block of it was not filled. A prompt is remembered
+for as long also where none of its blocks is saved: its answer may be, and is computed upon them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -21,7 +22,8 @@ Owner = TypeVar("Owner")
 class _Waiting(Generic[Owner]):
     step: int
     owner: Owner
-    save: Save
+    blocks: Collection[int]
+    save: Save | None
 
 
 class Unsure(Generic[Owner]):
@@ -41,34 +43,40 @@ class Unsure(Generic[Owner]):
         """The output of the oldest step has been looked at."""
         self._ended = min(self._ended + 1, self._begun)
 
+    def begun_upon(self, owner: Owner, blocks: Collection[int]) -> None:
+        """The step that has begun last computes upon these KV blocks."""
+        self._waiting.append(_Waiting(self._begun, owner, blocks, None))
+
     def computed(self, owner: Owner, save: Save) -> None:
         """A save of what the step computes that has begun last."""
-        self._waiting.append(_Waiting(self._begun, owner, save))
+        self._waiting.append(_Waiting(self._begun, owner, save.blocks, save))
 
     def answered(self, owner: Owner, save: Save) -> None:
         """A save of a request that ends by the output that is looked at, if any is."""
-        self._waiting.append(_Waiting(min(self._begun, self._ended + 1), owner, save))
+        self._waiting.append(_Waiting(min(self._begun, self._ended + 1), owner, save.blocks, save))
 
     def certain(self) -> list[tuple[Owner, Save]]:
         """Those that wait for no output any more, once."""
-        return self._take(lambda one: one.step <= self._ended)
+        return _saves(self._take(lambda one: one.step <= self._ended))
 
-    def without(self, blocks: Collection[int]) -> list[tuple[Owner, Save]]:
-        """Take back those that have one of these KV blocks, which were not filled."""
+    def without(self, blocks: Collection[int]) -> tuple[list[Owner], list[Save]]:
+        """Who computes upon one of these KV blocks, which were not filled; and their saves, taken back."""
         missing = set(blocks)
-        return self._take(lambda one: not missing.isdisjoint(one.save.blocks))
+        taken = self._take(lambda one: not missing.isdisjoint(one.blocks))
+        return [one.owner for one in taken], [save for _, save in _saves(taken)]
 
-    def clear(self) -> list[tuple[Owner, Save]]:
+    def clear(self) -> list[Save]:
         """Take back all."""
-        return self._take(lambda _: True)
+        return [save for _, save in _saves(self._take(lambda _: True))]
 
-    def _take(self, wanted: Callable[[_Waiting[Owner]], bool]) -> list[tuple[Owner, Save]]:
-        taken: list[tuple[Owner, Save]] = []
+    def _take(self, wanted: Callable[[_Waiting[Owner]], bool]) -> list[_Waiting[Owner]]:
+        taken: list[_Waiting[Owner]] = []
         rest: list[_Waiting[Owner]] = []
         for one in self._waiting:
-            if wanted(one):
-                taken.append((one.owner, one.save))
-            else:
-                rest.append(one)
+            (taken if wanted(one) else rest).append(one)
         self._waiting = rest
         return taken
+
+
+def _saves(waiting: Iterable[_Waiting[Owner]]) -> list[tuple[Owner, Save]]:
+    return [(one.owner, one.save) for one in waiting if one.save is not None]
