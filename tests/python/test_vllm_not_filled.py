@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.python.handover_harness import Status
 from tests.python.vllm_harness import scheduler_output
 from tests.python.vllm_store_harness import BLOCK, StoreServer, make, running, weights
 
@@ -155,6 +156,24 @@ def test_a_reset_forgets_what_waits_for_its_output(server: StoreServer) -> None:
     assert server.server.scheduler._cache.reset() is True
     output_of(server)
     assert nothing_is_kept(server)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_it_is_not_offered_to_decode(server: StoreServer, shared: bool) -> None:
+    """A prefill of the next step was given the blocks, and ends. Not so with blocks of its own."""
+    first, blocks = arrived(server)
+    sent = make(PROMPT, kv_transfer_params={"do_remote_decode": True})
+    server.server.arrive(sent)
+    assert server.ask(sent, LOADED)[0] == 0
+    own = server.allocate(5)
+    given = [*(blocks if shared else own)[:2], *own[2:]]
+    server.server.plan(scheduler_output([begins(first, blocks)], loads=True))
+    server.server.plan(scheduler_output([begins(sent, given)]))
+    output_of(server, {blocks[1]})
+    sent.status, sent.num_computed_tokens = Status.FINISHED_LENGTH_CAPPED, len(PROMPT)
+    sent.all_token_ids, sent.num_tokens = [*PROMPT, 1], len(PROMPT) + 1
+    held, params = server.server.scheduler.request_finished_all_groups(sent, (given,))
+    assert held == (params is not None) == (not shared)
 
 
 @pytest.mark.parametrize("loads", [False, True])

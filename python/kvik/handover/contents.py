@@ -6,7 +6,7 @@ Their number is what two servers compare: those that are updated alike agree aga
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from kvik.handover import digest
@@ -26,6 +26,7 @@ class Contents:
         self._shapes: tuple[KvShape, ...] = ()
         self._resets = 0
         self._arrived: dict[str, int] = {}  # how many resets there had been
+        self._missing: dict[str, set[int]] = {}  # KV blocks that were not filled while the request was there
         self.items = items
         self.adapters = adapters
         self.namespace = b""
@@ -51,6 +52,13 @@ class Contents:
     def forget(self, request: Any) -> None:
         """It has ended."""
         self._arrived.pop(request.request_id, None)
+        self._missing.pop(request.request_id, None)
+
+    def not_filled(self, blocks: Collection[int]) -> None:
+        """Another connector has not loaded these KV blocks, which requests that are there may have been given
+        by the engine's prefix cache, and may have computed upon."""
+        for request_id in self._arrived if blocks else ():
+            self._missing.setdefault(request_id, set()).update(blocks)
 
     def settled(self, request: Any) -> bool:
         """Whether all that can be read of a request's images and adapter was."""
@@ -68,9 +76,12 @@ class Contents:
         }
         return [made[shape.block_tokens] for shape in shapes]
 
-    def check(self, request: Any) -> None:
-        """Whether KV that this server has of a request is of its content: `RefusedError` where it may be of
-        another image or adapter of the same name, or of the model as it was before a reset."""
+    def check(self, request: Any, blocks: Collection[int] = ()) -> None:
+        """Whether KV that this server has of a request, in these blocks, is of its content: `RefusedError`
+        where it may be of another image or adapter of the same name, of the model as it was before a reset,
+        or computed upon what was not loaded."""
+        if not self._missing.get(request.request_id, set()).isdisjoint(blocks):
+            raise RefusedError("not_filled", "another connector has not loaded KV that it was computed upon")
         if self._arrived.get(request.request_id, self._resets) != self._resets:
             raise RefusedError("namespace_mismatch", "this server was reset while the request was there")
         self.items.check(request)

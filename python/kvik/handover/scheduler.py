@@ -35,7 +35,7 @@ import logging
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -314,6 +314,10 @@ class SchedulerSide:
                 if pull.asked_at is not None:
                     pull.waited_s = time.monotonic() - pull.asked_at
 
+    def not_filled(self, blocks: Collection[int]) -> None:
+        """As of `Contents`."""
+        self._contents.not_filled(blocks)
+
     # Prefill side, and the end of a request on either side.
 
     def request_finished(
@@ -344,7 +348,7 @@ class SchedulerSide:
             return False, None
         try:
             chains = self._contents.chains(request, num_tokens, self._own_shapes())
-            self._contents.check(request)
+            self._contents.check(request, {block for group in block_ids for block in group})
         except RefusedError as refused:
             logger.warning("kvik: request %s is not handed over: %s", request.request_id, refused)
             return False, None

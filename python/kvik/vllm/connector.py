@@ -239,9 +239,11 @@ class KvikConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         if meta.hellos and not side.has_ranks:
             self._set_ranks(meta.hellos)
         side.update_output(connector_output, meta.parked_ends, meta.failures)
+        invalid = connector_output.invalid_block_ids or ()
+        if self._flight.loading:  # else they are of loads that are awaited, upon which nothing was computed
+            side.not_filled(invalid)
         if self._cache is not None:
             received = connector_output.finished_recving or ()
-            invalid = connector_output.invalid_block_ids or ()
             self._cache.update_output(received, invalid, meta.answers, meta.parked_ends, meta.kept)
 
     def take_events(self) -> Iterable[Any]:
