@@ -1,6 +1,6 @@
 //! Reading a body, whole or its next bytes, with a bound on its size and on every silence within it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -11,7 +11,7 @@ use hyper::body::Body;
 pub(crate) enum CollectError {
     /// Longer than the limit; the rest was not read.
     TooLarge,
-    /// Nothing came for as long as was allowed.
+    /// Nothing came for as long as was allowed, or all of it came too slowly.
     Silent,
     /// The connection ended within the body.
     Broken,
@@ -19,6 +19,10 @@ pub(crate) enum CollectError {
 
 /// Memory taken before any byte has arrived, whatever length the sender announces.
 const FIRST_RESERVE: u64 = 64 << 10;
+
+/// Bytes a second that a sender may not stay below for longer than a silence. Who sends one byte in each silence would
+/// else hold its place for years.
+pub(crate) const LEAST_RATE: usize = 16 << 10;
 
 /// All bytes of `body`, at most `limit` of them.
 pub(crate) async fn collect<B>(mut body: B, limit: usize, silence: Duration) -> Result<Bytes, CollectError>
@@ -30,13 +34,16 @@ where
         return Err(CollectError::TooLarge);
     }
     let mut all = BytesMut::with_capacity(announced.min(FIRST_RESERVE) as usize);
-    while let Some(data) = next_piece(&mut body, silence).await? {
+    let began = Instant::now();
+    loop {
+        let until = silence + Duration::from_secs((all.len() / LEAST_RATE) as u64);
+        let patience = until.saturating_sub(began.elapsed()).min(silence);
+        let Some(data) = next_piece(&mut body, patience).await? else { return Ok(all.freeze()) };
         if all.len() + data.len() > limit {
             return Err(CollectError::TooLarge);
         }
         all.extend_from_slice(&data);
     }
-    Ok(all.freeze())
 }
 
 /// The next bytes of `body`, at least one; none at its end.

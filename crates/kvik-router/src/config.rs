@@ -25,7 +25,8 @@ pub struct RouterConfig {
     /// Longest silence of a decode engine: before its first byte, and between two chunks. A whole answer that
     /// is not streamed is one silence, so this also bounds the generation of such an answer.
     pub decode_timeout: Duration,
-    /// Longest silence of a client that owes us bytes or that owes us an acknowledgement of ours.
+    /// Longest silence of a client that owes us bytes or that owes us an acknowledgement of ours. A whole body may
+    /// take longer by a second for each 16 KiB that has come.
     pub client_timeout: Duration,
     /// Bound on the attempt to give back KV that no decode engine takes.
     pub release_timeout: Duration,

@@ -233,7 +233,9 @@ fn broken(error: CollectError) -> (FailureKind, String) {
         CollectError::TooLarge => {
             (FailureKind::Protocol, "its answer is larger than any it should give".into())
         }
-        CollectError::Silent => (FailureKind::Timeout, "it fell silent within its answer".into()),
+        CollectError::Silent => {
+            (FailureKind::Timeout, "it fell silent within its answer, or sent it too slowly".into())
+        }
         CollectError::Broken => (FailureKind::Closed, "its connection ended within its answer".into()),
     }
 }

@@ -11,7 +11,7 @@ use http::header::{CONTENT_TYPE, EXPECT, HeaderValue};
 use http::{HeaderMap, Method, Response, StatusCode, Uri};
 
 use crate::body::{Kind, RequestBody};
-use crate::collect::{CollectError, collect, next_piece};
+use crate::collect::{CollectError, LEAST_RATE, collect, next_piece};
 use crate::config::RouterConfig;
 use crate::exchange::Exchange;
 use crate::handover::{self, Answer, ClientRequest};
@@ -86,7 +86,10 @@ async fn read_body(config: &RouterConfig, body: &mut Body) -> Result<Bytes, Repl
         }
         CollectError::Silent => {
             let silence = config.client_timeout.as_secs_f64();
-            let message = format!("nothing more of the request body came for {silence} s");
+            let message = format!(
+                "nothing more of the request body came for {silence} s, or for longer than that it came at less than \
+                 {LEAST_RATE} bytes a second"
+            );
             Reply::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
         }
         CollectError::Broken => Reply::client_left(),

@@ -309,6 +309,34 @@ async fn a_client_that_is_still_sending_sees_why_it_is_refused() {
 }
 
 #[tokio::test]
+async fn a_body_that_comes_byte_by_byte_is_not_waited_for() {
+    let (prefill, decode) = (good_prefill().await, good_decode().await);
+    let mut config = config(&[&prefill.url()], &[&decode.url()]);
+    config.client_timeout = Duration::from_secs(1);
+    let router = RunningRouter::start(config).unwrap();
+    let stream = TcpStream::connect(router.addr()).await.unwrap();
+    let (mut reading, mut writing) = stream.into_split();
+    writing
+        .write_all(b"POST /v1/completions HTTP/1.1\r\nhost: r\r\ncontent-length: 4096\r\n\r\n")
+        .await
+        .unwrap();
+    let sending = async {
+        // Each is in time, and all of them would take more than any bound of these tests.
+        let mut pace = tokio::time::interval(Duration::from_millis(100));
+        while writing.write_all(b" ").await.is_ok() {
+            pace.tick().await;
+        }
+        std::future::pending().await
+    };
+    let mut answer = [0; 12];
+    tokio::select! {
+        read = within("an answer", reading.read_exact(&mut answer)) => read.unwrap(),
+        () = sending => unreachable!(),
+    };
+    assert_eq!(std::str::from_utf8(&answer).unwrap(), "HTTP/1.1 408");
+}
+
+#[tokio::test]
 async fn a_chunked_body_over_the_limit_and_one_that_never_ends() {
     let (prefill, decode) = (good_prefill().await, good_decode().await);
     let mut config = config(&[&prefill.url()], &[&decode.url()]);

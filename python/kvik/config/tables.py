@@ -340,7 +340,7 @@ ROUTER = Entry(
             name="client_timeout",
             kind=Seconds(),
             default=60.0,
-            help="Longest silence of a client that owes data.",
+            help="Longest silence of a client that owes data; a whole body has as long, and 1 s for 16 KiB.",
             reason="It holds a place meanwhile.",
         ),
         _router(
