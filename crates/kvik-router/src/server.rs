@@ -1,15 +1,16 @@
 //! Accepting connections, and ending.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::service::app;
 use crate::shared::Shared;
@@ -29,6 +30,11 @@ pub(crate) enum Stop {
 /// Connections beyond the requests in progress: idle ones, and those that are told 503.
 const SPARE_CONNECTIONS: usize = 1024;
 
+/// Where no other connection has room, those that are as old and have no request in progress are closed.
+const TIME_TO_ASK: Duration = Duration::from_secs(1);
+/// How often they are told so, at most.
+const TELL: Duration = Duration::from_millis(100);
+
 /// Accepting fails mostly for want of file descriptors, and no event says when there are some again.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -38,14 +44,16 @@ pub(crate) async fn run(
     shared: Arc<Shared>,
     mut stop: watch::Receiver<Stop>,
 ) -> usize {
-    let graceful = GracefulShutdown::new();
-    accept(&listener, &shared, &graceful, &mut stop).await;
+    let most = shared.config.max_inflight + SPARE_CONNECTIONS;
+    let room = Room { places: Arc::new(Semaphore::new(most)), full: watch::Sender::new(Instant::now()) };
+    accept(&listener, &shared, &room, &mut stop).await;
     drop(listener);
     let limit = shared.config.drain_timeout;
-    log::info!("draining {} connections for at most {limit:?}", graceful.count());
+    log::info!("draining {} connections for at most {limit:?}", most - room.places.available_permits());
     shared.tasks.close();
     let drained = async {
-        graceful.shutdown().await;
+        // Whoever has one has been told to end.
+        let _all = room.places.acquire_many(most as u32).await;
         shared.tasks.wait().await;
     };
     let why = tokio::select! {
@@ -61,19 +69,13 @@ pub(crate) async fn run(
     cut
 }
 
-async fn accept(
-    listener: &TcpListener,
-    shared: &Arc<Shared>,
-    graceful: &GracefulShutdown,
-    stop: &mut watch::Receiver<Stop>,
-) {
+async fn accept(listener: &TcpListener, shared: &Arc<Shared>, room: &Room, stop: &mut watch::Receiver<Stop>) {
     let app = app(shared.clone());
-    let places = Arc::new(Semaphore::new(shared.config.max_inflight + SPARE_CONNECTIONS));
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(shared.config.client_timeout);
     loop {
         let next = async {
-            let place = places.clone().acquire_owned().await.ok()?;
+            let place = room.place().await?;
             Some((place, listener.accept().await))
         };
         let accepted = tokio::select! {
@@ -90,15 +92,69 @@ async fn accept(
             }
         };
         prepare(&stream, shared.config.client_timeout);
-        let connection = http.serve_connection(TokioIo::new(stream), TowerToHyperService::new(app.clone()));
-        let connection = graceful.watch(connection);
+        let serving = serve(stream, http.clone(), app.clone(), stop.clone(), room.full.subscribe());
         tokio::spawn(async move {
-            if let Err(e) = connection.await {
+            if let Err(e) = serving.await {
                 log::debug!("a client's connection ended: {e}");
             }
             drop(place);
         });
     }
+}
+
+/// Places for connections.
+struct Room {
+    places: Arc<Semaphore>,
+    /// When connections were last told that there is no place.
+    full: watch::Sender<Instant>,
+}
+
+impl Room {
+    /// A place for one connection more. Where there is none, those that ask for nothing are told to make room: else
+    /// whoever opens as many as there may be keeps all others out.
+    async fn place(&self) -> Option<OwnedSemaphorePermit> {
+        if let Ok(place) = self.places.clone().try_acquire_owned() {
+            return Some(place);
+        }
+        loop {
+            if self.full.borrow().elapsed() >= TELL {
+                self.full.send_replace(Instant::now());
+            }
+            if let Ok(place) = tokio::time::timeout(TELL, self.places.clone().acquire_owned()).await {
+                return place.ok();
+            }
+        }
+    }
+}
+
+/// Serves a connection to its end; once it is to end, only what is in progress.
+async fn serve(
+    stream: TcpStream,
+    http: http1::Builder,
+    app: axum::Router,
+    mut stop: watch::Receiver<Stop>,
+    mut full: watch::Receiver<Instant>,
+) -> hyper::Result<()> {
+    let (since, asked) = (Instant::now(), AtomicBool::new(false));
+    let app = TowerToHyperService::new(app);
+    let service = service_fn(|request| {
+        asked.store(true, Ordering::Relaxed);
+        app.call(request)
+    });
+    let connection = http.serve_connection(TokioIo::new(stream), service);
+    tokio::pin!(connection);
+    tokio::select! {
+        ended = connection.as_mut() => return ended,
+        () = told(&mut stop, Stop::Drain) => {}
+        _ = full.wait_for(|when| when.saturating_duration_since(since) >= TIME_TO_ASK) => {
+            if !asked.load(Ordering::Relaxed) {
+                log::debug!("a client's connection is closed: it has sent no request, and others have no room");
+                return Ok(());
+            }
+        }
+    }
+    connection.as_mut().graceful_shutdown();
+    connection.await
 }
 
 /// Chunks leave at once, and a client that acknowledges nothing for `silence`, or whose window stays shut for

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use common::*;
 use kvik_router::{EngineUrl, RouterConfig, RouterError, RunningRouter};
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::sync::{Barrier, mpsc};
 
@@ -144,6 +145,27 @@ async fn sixty_four_at_once_are_spread_evenly() {
         assert_eq!(engine.pending().await, 16);
     }
     until_metric(&router, r#"kvik_router_requests_total{endpoint="completions",outcome="ok"} 64"#).await;
+}
+
+#[tokio::test]
+async fn who_asks_for_nothing_keeps_nobody_out() {
+    // More connections than a process may have by default, at both of their ends.
+    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    let raised = rustix::process::Rlimit { current: limit.maximum, maximum: limit.maximum };
+    rustix::process::setrlimit(rustix::process::Resource::Nofile, raised).unwrap();
+    let (prefill, decode) = (good_prefill().await, good_decode().await);
+    let mut config = config(&[&prefill.url()], &[&decode.url()]);
+    (config.max_inflight, config.client_timeout) = (1, 60 * BOUND);
+    let router = RunningRouter::start(config).unwrap();
+    let mut idle = Vec::new();
+    for number in 0..1 + 1024 {
+        let mut stream = within("connecting", TcpStream::connect(router.addr())).await.unwrap();
+        if number % 2 == 0 {
+            stream.write_all(b"P").await.unwrap();
+        }
+        idle.push(stream);
+    }
+    assert_eq!(complete(&router, SENT).await.0, 200);
 }
 
 #[tokio::test]
