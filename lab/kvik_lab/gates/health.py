@@ -19,9 +19,12 @@ from kvik_lab.records import Clock, Counters, Finding, Node, Request, Role, RunR
 # Counters that are to stay as they are, with what each says and what to do.
 _STILL = {
     "vllm:num_preemptions_total": ("preemptions", "give the engine more KV memory, or send less at once"),
-    "vllm:kvik_loads_failed_total": ("loads of KV that failed", "see decode's log for the error's code"),
+    "vllm:kvik_loads_failed_total": (
+        "KV loads of ranks that failed",
+        "see decode's log for the error's code",
+    ),
     "vllm:kvik_requests_recomputed_total": ("requests whose KV was refused", "see decode's log for why"),
-    "vllm:kvik_grants_expired_total": ("prefills whose KV nobody fetched", "see why decode did not fetch it"),
+    "vllm:kvik_grants_expired_total": ("grants of ranks that nobody used", "see why decode did not fetch it"),
     "vllm:nixl_num_failed_transfers_total": ("NIXL transfers that failed", "see the engines' logs"),
     "vllm:nixl_num_failed_notifications_total": ("NIXL notifications that failed", "see the engines' logs"),
     "vllm:nixl_num_kv_expired_reqs_total": ("requests whose KV expired", "see why decode did not fetch it"),

@@ -88,13 +88,13 @@ class KvikPromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             prefix: self._per_engine(self._counter_cls(name=name, documentation=text, labelnames=labelnames))
             for prefix, name, text in (
                 ("bytes", "vllm:kvik_loaded_bytes", "KV bytes read from prefill servers."),
-                ("streams", "vllm:kvik_streams", "KV loads that came in parts, while prefill computed."),
-                ("loads_failed", "vllm:kvik_loads_failed", "KV loads that ended in an error."),
+                ("streams", "vllm:kvik_streams", "KV loads of ranks that came in parts."),
+                ("loads_failed", "vllm:kvik_loads_failed", "KV loads of ranks that ended in an error."),
                 ("recomputed_", "vllm:kvik_requests_recomputed", "Requests whose offered KV was refused."),
                 (
                     "sends_expired",
                     "vllm:kvik_grants_expired",
-                    "Finished prefills whose KV no reader came for.",
+                    "Ranks' grants over KV of finished prefills that no reader came for.",
                 ),
                 *(
                     (f"cache_{count}", f"vllm:kvik_store_{name}", text)
