@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::header::CONTENT_TYPE;
+use http::header::{CONTENT_TYPE, TRANSFER_ENCODING};
 use http::{HeaderMap, Method, Response};
 use hyper::body::{Body, Incoming};
 use serde::Deserialize;
@@ -179,10 +179,22 @@ pub(crate) async fn begin(
     if !response.status().is_success() {
         return Ok((engine, Begun::Refused(response)));
     }
+    if !says_its_end(&response) {
+        let why = "its answer has neither a length nor chunks, so that a cut one would look whole";
+        return Err(failed(shared, id, &engine, (FailureKind::Protocol, why.into())));
+    }
     match read_beginning(response, shared.upstream.silence(Role::Decode)).await {
         Ok(begun) => Ok((engine, begun)),
         Err(e) => Err(failed(shared, id, &engine, broken(e))),
     }
+}
+
+/// Whether the end of an answer can be told from the end of its connection.
+fn says_its_end(response: &Response<Incoming>) -> bool {
+    let codings = response.headers().get_all(TRANSFER_ENCODING).iter().next_back();
+    let chunked =
+        codings.is_some_and(|codings| codings.as_bytes().to_ascii_lowercase().ends_with(b"chunked"));
+    chunked || response.body().size_hint().exact().is_some()
 }
 
 /// Reads the beginning of a success. A client waits no longer for that: an engine's head without bytes tells

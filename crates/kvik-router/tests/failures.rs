@@ -187,6 +187,21 @@ async fn what_a_decode_engine_died_of_is_sent_to_no_other() {
     assert_eq!(other.pending().await, 0);
 }
 
+#[tokio::test]
+async fn an_answer_that_cannot_be_told_from_its_beginning_is_refused() {
+    let (prefill, listener) = (good_prefill().await, TcpListener::bind("127.0.0.1:0").await.unwrap());
+    let decode = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        read_request(&mut stream).await;
+        // Neither a length nor chunks: where the engine dies now, this looks as if it were all.
+        let cut = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\ndata: 1\n\n";
+        stream.write_all(cut.as_bytes()).await.unwrap();
+    });
+    let router = RunningRouter::start(config(&[&prefill.url()], &[&decode])).unwrap();
+    fails(&router, 502, "engine_answer_invalid", "decode", &decode).await;
+}
+
 /// Serves HTTP by hand: answers as many requests on each connection as told, then closes it so long after the next one.
 async fn closing_after(answers: usize, after: Duration) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
