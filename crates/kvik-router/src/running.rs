@@ -13,7 +13,7 @@ use crate::server::{self, Stop};
 use crate::shared::Shared;
 
 /// After draining, tasks get this long to notice that they are over.
-const LAST_TASKS: Duration = Duration::from_secs(1);
+pub(crate) const LAST_TASKS: Duration = Duration::from_secs(1);
 
 /// A router that listens. Dropping it cuts it off without waiting; to end well, [`stop`](Self::stop) and
 /// [`wait`](Self::wait).

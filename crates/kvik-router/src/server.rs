@@ -12,6 +12,7 @@ use rustix::net::sockopt;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 
+use crate::running::LAST_TASKS;
 use crate::service::app;
 use crate::shared::Shared;
 use crate::upstream::KEEPALIVE;
@@ -46,6 +47,7 @@ pub(crate) async fn run(
 ) -> usize {
     let most = shared.config.max_inflight + SPARE_CONNECTIONS;
     let room = Room { places: Arc::new(Semaphore::new(most)), full: watch::Sender::new(Instant::now()) };
+    let all = u32::try_from(most).unwrap_or(u32::MAX);
     accept(&listener, &shared, &room, &mut stop).await;
     drop(listener);
     let limit = shared.config.drain_timeout;
@@ -53,7 +55,7 @@ pub(crate) async fn run(
     shared.tasks.close();
     let drained = async {
         // Whoever has one has been told to end.
-        let _all = room.places.acquire_many(most as u32).await;
+        let _all = room.places.acquire_many(all).await;
         shared.tasks.wait().await;
     };
     let why = tokio::select! {
@@ -66,6 +68,9 @@ pub(crate) async fn run(
         0 => log::info!("drained: {why}"),
         _ => log::warn!("{cut} requests are cut off: {why}"),
     }
+    // Clients' connections go first: the ends of engines' would be told as failures of engines.
+    drop(room.full);
+    let _ = tokio::time::timeout(LAST_TASKS, room.places.acquire_many(all)).await;
     cut
 }
 
@@ -105,7 +110,7 @@ async fn accept(listener: &TcpListener, shared: &Arc<Shared>, room: &Room, stop:
 /// Places for connections.
 struct Room {
     places: Arc<Semaphore>,
-    /// When connections were last told that there is no place.
+    /// When connections were last told that there is no place; they are cut off with it.
     full: watch::Sender<Instant>,
 }
 
@@ -143,18 +148,25 @@ async fn serve(
     });
     let connection = http.serve_connection(TokioIo::new(stream), service);
     tokio::pin!(connection);
+    let crowded =
+        async { full.wait_for(|when| when.saturating_duration_since(since) >= TIME_TO_ASK).await.is_ok() };
     tokio::select! {
-        ended = connection.as_mut() => return ended,
-        () = told(&mut stop, Stop::Drain) => {}
-        _ = full.wait_for(|when| when.saturating_duration_since(since) >= TIME_TO_ASK) => {
-            if !asked.load(Ordering::Relaxed) {
-                log::debug!("a client's connection is closed: it has sent no request, and others have no room");
+        biased;
+        crowded = crowded => {
+            if !crowded || !asked.load(Ordering::Relaxed) {
+                log::debug!("a client's connection is closed: it asks for nothing, and others want its place");
                 return Ok(());
             }
         }
+        () = told(&mut stop, Stop::Drain) => {}
+        ended = connection.as_mut() => return ended,
     }
     connection.as_mut().graceful_shutdown();
-    connection.await
+    tokio::select! {
+        biased;
+        () = async { while full.changed().await.is_ok() {} } => Ok(()),
+        ended = connection => ended,
+    }
 }
 
 /// Chunks leave at once, and a client that acknowledges nothing for `silence`, or whose window stays shut for
