@@ -65,6 +65,11 @@ impl<'a> RequestBody<'a> {
         Ok(body)
     }
 
+    /// Reads a body that was made here.
+    pub(crate) fn again(made: &'a [u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(made)
+    }
+
     /// The raw text of a key's value; a `null` counts as absent.
     fn get(&self, key: &str) -> Option<&'a str> {
         let found = self.entries.iter().rev().find(|(k, _)| k == key);
@@ -130,15 +135,14 @@ impl<'a> RequestBody<'a> {
         self.write(&[(PARAMS, params.map(RawValue::get))])
     }
 
-    /// The body that makes a decode engine fetch the KV and so give it free on the prefill engine: the client's
-    /// own, cut to one token, streamed so that the first token is seen when it is there.
-    pub(crate) fn for_release(&self, kind: Kind, params: &RawValue) -> Vec<u8> {
+    /// Of a body for decode, the one that makes a decode engine fetch the KV and so give it free on the prefill engine:
+    /// cut to one token, streamed so that the first token is seen when it is there.
+    pub(crate) fn for_release(&self, kind: Kind) -> Vec<u8> {
         let mut changes = vec![
             ("max_tokens", Some("1")),
             ("stream", Some("true")),
             ("stream_options", None),
             ("min_tokens", None),
-            (PARAMS, Some(params.get())),
         ];
         if kind == Kind::Chat || self.get("max_completion_tokens").is_some() {
             changes.push(("max_completion_tokens", Some("1")));

@@ -17,7 +17,8 @@ pub fn body(bytes: &[u8], chat: bool) {
     let params = RawValue::from_string(r#"{"kvik":{"n":1.0}}"#.to_owned()).expect("JSON");
     let whole = body.for_decode(Some(&params));
     let (pull, stream) = (body.for_prefill(kind, None), body.for_prefill(kind, Some("{}")));
-    for made in [&whole, &body.for_decode(None), &pull, &stream, &body.for_release(kind, &params)] {
+    let release = RequestBody::again(&whole).expect("JSON").for_release(kind);
+    for made in [&whole, &body.for_decode(None), &pull, &stream, &release] {
         let raw: &RawValue = serde_json::from_slice(made).expect("what is sent on is JSON");
         assert!(raw.get().starts_with('{'));
     }

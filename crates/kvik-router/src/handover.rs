@@ -144,13 +144,11 @@ pub(crate) async fn decode(
     params: Option<&RawValue>,
 ) -> Result<Answer, Reply> {
     let attached = Arc::new(Attached::default());
-    exchange.granted = params.map(|params| GrantedKv {
-        call: request.call(headers, request.body.for_release(request.kind, params)),
-        attached: attached.clone(),
-    });
+    let call = request.call(headers, request.body.for_decode(params));
+    exchange.granted =
+        params.map(|_| GrantedKv { call: call.clone(), kind: request.kind, attached: attached.clone() });
     exchange.stage = Stage::Decode;
     exchange.timing.decode_begins();
-    let call = request.call(headers, request.body.for_decode(params));
     let shared = exchange.shared.clone();
     let (engine, begun) = begin(&shared, &exchange.id, &call, &attached, &mut exchange.decode).await?;
     exchange.decode_answered(matches!(begun, Begun::Refused(_)));

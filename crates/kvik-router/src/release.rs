@@ -15,6 +15,7 @@
 
 use std::sync::Arc;
 
+use crate::body::{Kind, RequestBody};
 use crate::collect::next_piece;
 use crate::headers::put_id;
 use crate::metrics::{ReleaseOutcome, Role};
@@ -23,8 +24,10 @@ use crate::upstream::{Attached, Call};
 
 /// KV that waits on a prefill engine, and the request that would fetch it.
 pub(crate) struct GrantedKv {
-    /// The client's request cut to one token, with the params.
+    /// The client's request for decode, with the params. It is cut to one token where the KV is given back, which is
+    /// rare: else each request would hold one copy more of its body.
     pub(crate) call: Call,
+    pub(crate) kind: Kind,
     /// Whether the client's own decode request has reached a connection.
     pub(crate) attached: Arc<Attached>,
 }
@@ -66,6 +69,8 @@ pub(crate) fn start(shared: &Arc<Shared>, granted: GrantedKv, id: &str) {
 
 async fn give_back(shared: &Shared, granted: GrantedKv, id: &str) -> Result<(), String> {
     let mut call = granted.call;
+    let cut = RequestBody::again(&call.body).map(|body| body.for_release(granted.kind));
+    call.body = cut.map_err(|e| e.to_string())?.into();
     put_id(&mut call.headers, id);
     let (nothing, engines) = (Attached::default(), shared.decode.pick());
     let asked = shared.ask(id, engines, &call, &nothing, &mut None).await;

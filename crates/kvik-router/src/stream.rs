@@ -137,7 +137,8 @@ async fn both(
                 handed_over = true;
                 exchange.stage = Stage::Decode;
                 exchange.granted = Some(GrantedKv {
-                    call: request.call(headers, request.body.for_release(request.kind, &params)),
+                    call: to_decode.clone(),
+                    kind: request.kind,
                     attached: attached.clone(),
                 });
                 decoding.await
@@ -148,7 +149,7 @@ async fn both(
     exchange.decode_answered(matches!(begun, Begun::Refused(_)));
     exchange.stage = Stage::Decode;
     if let Some(end) = end_of(exchange, engine, template, &begun, handed_over) {
-        hear_out(exchange, request, headers, (end, prefilling), began.elapsed());
+        hear_out(exchange, request.kind, to_decode, (end, prefilling), began.elapsed());
     }
     Ok(Next::Answer(handover::answer(exchange, answering, begun)))
 }
@@ -186,14 +187,13 @@ fn end_of(
 /// offer is given back.
 fn hear_out(
     exchange: &Exchange,
-    request: &ClientRequest<'_>,
-    headers: &HeaderMap,
+    kind: Kind,
+    asked: Call,
     (end, prefilling): (Arc<StreamEnd>, impl Future<Output = Prefill> + Send + 'static),
     decode_took: Duration,
 ) {
-    let (shared, id, kind) = (exchange.shared.clone(), exchange.id.clone(), request.kind);
+    let (shared, id) = (exchange.shared.clone(), exchange.id.clone());
     let Ok(place) = shared.late.clone().try_acquire_owned() else { return end.forget() };
-    let again = request.call(headers, request.body.for_decode(None));
     let (tasks, handle) = (shared.tasks.clone(), shared.handle.clone());
     tasks.spawn_on(
         async move {
@@ -208,7 +208,7 @@ fn hear_out(
                 Ok(Prefill::Answered(Some(params))) => {
                     end.prefill_says(!is_offer(&params));
                     if is_offer(&params) {
-                        give_back(&shared, &id, kind, again, &params);
+                        give_back(&shared, &id, kind, asked, &params);
                     }
                 }
                 Ok(Prefill::Failed(failure)) => shared.report(&id, &failure),
@@ -220,12 +220,12 @@ fn hear_out(
     );
 }
 
-/// Gives back what prefill offers of a request that decode has answered without it. `again`: that request.
-fn give_back(shared: &Arc<Shared>, id: &str, kind: Kind, again: Call, params: &RawValue) {
-    let body = again.body.clone();
-    if let Ok(parsed) = RequestBody::parse(&body, kind) {
-        let call = Call { body: parsed.for_release(kind, params).into(), ..again };
-        release::start(shared, GrantedKv { call, attached: Arc::default() }, id);
+/// Gives back what prefill offers of a request that decode has answered without it. `asked`: what decode was.
+fn give_back(shared: &Arc<Shared>, id: &str, kind: Kind, asked: Call, params: &RawValue) {
+    let body = asked.body.clone();
+    if let Ok(made) = RequestBody::again(&body) {
+        let call = Call { body: made.for_decode(Some(params)).into(), ..asked };
+        release::start(shared, GrantedKv { call, kind, attached: Arc::default() }, id);
     }
 }
 

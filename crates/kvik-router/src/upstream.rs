@@ -50,7 +50,8 @@ impl Failure {
     }
 }
 
-/// One request, ready for any engine of a role.
+/// One request, ready for any engine of a role. Clones share the body.
+#[derive(Clone)]
 pub(crate) struct Call {
     pub(crate) method: Method,
     pub(crate) path: String,

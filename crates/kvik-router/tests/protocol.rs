@@ -117,7 +117,7 @@ async fn what_decode_refuses_is_given_back() {
     let refused = decode.next().await;
     let release = decode.next().await;
     assert_eq!(release.id(), format!("{}-release", refused.id()));
-    let want = format!(r#"{{"prompt":"x","max_tokens":1,"stream":true,"kv_transfer_params":{PARAMS}}}"#);
+    let want = format!(r#"{{"prompt":"x","max_tokens":1,"kv_transfer_params":{PARAMS},"stream":true}}"#);
     assert_eq!(release.text(), want);
     until_metric(&router, r#"kvik_router_releases_total{outcome="released"} 1"#).await;
     // What decode takes is its own.
