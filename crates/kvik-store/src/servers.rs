@@ -1,7 +1,8 @@
 //! Which servers a store has: said once, or by something that is asked again.
 //!
 //! Invariants:
-//! - This is asked at the start, and then on a thread of its own: no call waits for it.
+//! - This is asked on a thread of its own. Only the start waits for it, until its deadline: a disk, a name server or an
+//!   etcd may take longer. No other call does.
 //! - Where it does not answer, or names nobody, the servers that are known stay.
 
 use crate::address::host_and_port;
@@ -13,8 +14,9 @@ use kvik_engine::Engine;
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::net::ToSocketAddrs;
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often a file is read: what tells of changes does not do so on every file system, nor of every kind of replacement.
 const FILE_EVERY: Duration = Duration::from_secs(1);
@@ -89,22 +91,42 @@ impl Servers {
     /// Meets them, and follows what says who they are.
     ///
     /// # Errors
-    /// Nothing says who they are; none of them answers by the deadline.
+    /// Nothing says who they are, or none of them answers, by the deadline.
     pub(crate) fn follow(&self, engine: &Engine, copies: usize, deadline: Duration) -> Result<Arc<Cluster>> {
+        let until = Instant::now() + deadline;
         let following = Arc::new(Following::default());
         let cluster = Arc::new(Cluster::new(engine, copies, following.clone()));
-        let mut source = Source::open(self)?;
-        let found = source.read()?;
-        source.check(&found)?;
-        cluster.set(&found.names)?;
-        cluster.met(deadline)?;
-        if !matches!(self, Servers::Addresses(_)) {
-            let weak = Arc::downgrade(&cluster);
-            let asking = move || ask_again(source, found, &weak, &following);
-            drop(spawn_named("kvik-store-seek", &ThreadOptions::default(), asking).map_err(no_thread)?);
-        }
+        let (tell, told) = channel();
+        let (servers, weak, end) = (self.clone(), Arc::downgrade(&cluster), following.clone());
+        let seeking = move || match first(&servers, &weak) {
+            Ok((source, found)) => {
+                // Whoever has given up has no need of what follows.
+                if tell.send(Ok(())).is_ok() {
+                    ask_again(source, found, &weak, &end);
+                }
+            }
+            Err(error) => drop(tell.send(Err(error))),
+        };
+        drop(spawn_named("kvik-store-seek", &ThreadOptions::default(), seeking).map_err(no_thread)?);
+        let late = || {
+            let text = "what says who the store's servers are did not do so by the deadline: look whether the file is on a disk \
+                        that answers, or the name server or the etcd does";
+            Err(unavailable(text.into()))
+        };
+        let listed = told.recv_timeout(deadline).unwrap_or_else(|_| late());
+        let met = listed.and_then(|()| cluster.met(until.saturating_duration_since(Instant::now())));
+        met.inspect_err(|_| following.end())?;
         Ok(cluster)
     }
+}
+
+/// Asks for the first time who they are, and has a cluster begin with them.
+fn first(servers: &Servers, cluster: &Weak<Cluster>) -> Result<(Source, Listed)> {
+    let mut source = Source::open(servers)?;
+    let found = source.read()?;
+    source.check(&found)?;
+    cluster.upgrade().map_or(Ok(()), |cluster| cluster.set(&found.names))?;
+    Ok((source, found))
 }
 
 impl Source {
@@ -293,6 +315,27 @@ mod tests {
         assert!((asked as f64) < 10.0 * seconds / 3.0, "{asked} requests in {seconds} s");
         assert_eq!(client.members().len(), 1, "who is known stays");
         drop(server);
+    }
+
+    #[test]
+    fn a_list_that_does_not_come_is_waited_for_until_the_deadline() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+        let path = std::env::temp_dir().join(format!("kvik-servers-{}", std::process::id()));
+        mknodat(CWD, &path, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        let file = Servers::File(path.clone());
+        let asking = std::thread::spawn(move || {
+            let engine = Engine::start(Config::default()).unwrap();
+            let met = Client::connect_to(&engine, &file, 1, Some(Duration::from_millis(50)));
+            tell.send(met.err().map(|error| error.text)).unwrap();
+        });
+        // Whoever reads it waits for somebody who writes.
+        let said = told.recv_timeout(Duration::from_secs(20));
+        drop(std::fs::OpenOptions::new().write(true).open(&path));
+        std::fs::remove_file(&path).unwrap();
+        asking.join().unwrap();
+        let said = said.expect("it was waited for beyond the deadline").unwrap_or_default();
+        assert!(said.contains("by the deadline"), "{said}");
     }
 
     #[test]
