@@ -12,7 +12,7 @@
 use crate::lending::Lender;
 use crate::service::Service;
 use crate::wire::{Request, Response};
-use kvik_core::{Code, EngineId, Error, Result};
+use kvik_core::{Code, EngineId, Error, Incarnation, Result};
 use kvik_engine::Events;
 use kvik_host::thread::{ThreadOptions, spawn_named};
 use std::collections::{HashMap, VecDeque};
@@ -24,6 +24,9 @@ use std::time::Instant;
 const WAITING: usize = 256;
 /// Threads that answer, at least.
 const LEAST_THREADS: usize = 4;
+
+/// One start of a client's engine: what becomes of it is nothing to the next one, which may have the same id.
+pub(crate) type Client = (EngineId, Incarnation);
 
 /// The way back to who asked.
 pub(crate) trait Reply: Send {
@@ -50,7 +53,7 @@ struct Job {
 }
 
 #[derive(Default)]
-struct Client {
+struct Queue {
     /// With when each came.
     waiting: VecDeque<(Instant, Job)>,
     running: usize,
@@ -58,9 +61,9 @@ struct Client {
 
 #[derive(Default)]
 struct Queues {
-    clients: HashMap<EngineId, Client>,
+    clients: HashMap<Client, Queue>,
     /// Those who have something waiting, and are not in every thread that they may have.
-    turn: VecDeque<EngineId>,
+    turn: VecDeque<Client>,
     closed: bool,
 }
 
@@ -109,7 +112,7 @@ impl Shared {
 
 impl Queues {
     /// Whether one more request of a client may wait.
-    fn check_room(&self, client: EngineId) -> Result<()> {
+    fn check_room(&self, client: Client) -> Result<()> {
         if self.closed {
             return Err(Error::new(Code::EngineClosed, "the store is closing"));
         }
@@ -121,7 +124,7 @@ impl Queues {
         Ok(())
     }
 
-    fn next(&mut self, each: usize) -> Option<(EngineId, Instant, Job)> {
+    fn next(&mut self, each: usize) -> Option<(Client, Instant, Job)> {
         let id = self.turn.pop_front()?;
         let client = self.clients.get_mut(&id)?;
         let (came, job) = client.waiting.pop_front()?;
@@ -132,7 +135,7 @@ impl Queues {
         Some((id, came, job))
     }
 
-    fn done(&mut self, id: EngineId, each: usize) {
+    fn done(&mut self, id: Client, each: usize) {
         let Some(client) = self.clients.get_mut(&id) else { return };
         client.running -= 1;
         match (client.waiting.is_empty(), client.running) {
@@ -217,7 +220,7 @@ impl Host {
     ///
     /// # Errors
     /// `MemoryCapReached` when too many of this client wait; `EngineClosed` when the store is closing.
-    pub fn submit(&self, client: EngineId, request: Request, reply: Box<dyn Reply>) -> Result<()> {
+    pub fn submit(&self, client: Client, request: Request, reply: Box<dyn Reply>) -> Result<()> {
         let came = Instant::now();
         self.shared.queues().check_room(client)?;
         let work = match request {
@@ -248,7 +251,7 @@ impl Host {
     }
 
     /// A client has gone: what it asked for and nobody has begun is not answered.
-    pub fn forget(&self, client: EngineId) {
+    pub fn forget(&self, client: Client) {
         let mut queues = self.shared.queues();
         let waiting = queues.clients.get_mut(&client).map(|client| std::mem::take(&mut client.waiting));
         queues.turn.retain(|other| *other != client);
@@ -320,9 +323,24 @@ mod tests {
         }
     }
 
+    /// A client, by its id and its start.
+    fn client(id: u8, start: u64) -> Client {
+        (EngineId([id; 16]), Incarnation(start))
+    }
+
     fn ask(host: &Host, request: Request, at_once: bool, gate: &Arc<Mutex<()>>) -> Receiver<Response> {
+        ask_as(host, client(9, 1), request, at_once, gate)
+    }
+
+    fn ask_as(
+        host: &Host,
+        client: Client,
+        request: Request,
+        at_once: bool,
+        gate: &Arc<Mutex<()>>,
+    ) -> Receiver<Response> {
         let ((to, from), gate) = (channel(), gate.clone());
-        host.submit(EngineId([9; 16]), request, Box::new(Told { to, at_once, gate })).unwrap();
+        host.submit(client, request, Box::new(Told { to, at_once, gate })).unwrap();
         from
     }
 
@@ -382,6 +400,20 @@ mod tests {
         drop(shut);
         assert_eq!(lent(&from), 1);
         busy.iter().for_each(|from| assert!(from.recv_timeout(PATIENCE).is_ok()));
+    }
+
+    #[test]
+    fn the_end_of_a_clients_earlier_start_takes_nothing_of_the_next_one() {
+        let (host, gate) = (opened(&StoreOptions::default()), Arc::new(Mutex::new(())));
+        let shut = gate.lock().unwrap();
+        let stat = |client| ask_as(&host, client, Request::Stat, true, &gate);
+        // Two clients keep all threads, so that the next start's request waits.
+        let _busy: Vec<_> =
+            (0..2 * host.threads.len()).map(|number| stat(client(8 + (number % 2) as u8, 1))).collect();
+        let asked = stat(client(9, 2));
+        host.forget(client(9, 1));
+        drop(shut);
+        assert!(asked.recv_timeout(PATIENCE).is_ok(), "it was dropped with the earlier start's");
     }
 
     #[test]

@@ -88,8 +88,8 @@ impl Link {
         match self {
             Link::Embedded(host, engine, _) => {
                 let again = request.namespace().map(|_| Box::new((self.clone(), request.clone())));
-                let ((to, from), engine) = (channel(), engine.clone());
-                host.submit(engine.id(), request, Box::new(Within { to, engine }))?;
+                let ((to, from), client) = (channel(), (engine.id(), engine.incarnation()));
+                host.submit(client, request, Box::new(Within { to, engine: engine.clone() }))?;
                 Ok(Answers { from: Source::Embedded(from), until, again })
             }
             Link::Remote(remote) => {

@@ -73,7 +73,7 @@ impl Drop for Server {
 fn hear(inbox: &Inbox, host: Arc<Host>) {
     while let Ok(message) = inbox.next(crate::NOTHING_ELSE) {
         match message {
-            Some(Message::PeerLost(who, _)) => host.forget(who.engine),
+            Some(Message::PeerLost(who, _)) => host.forget((who.engine, who.incarnation)),
             None if inbox.is_closed() => break,
             _ => {}
         }
@@ -89,7 +89,7 @@ fn receive(host: &Host, who: &Who, message: &[u8]) {
     let (number, outcome) = match Request::decode(message) {
         Ok((number, request)) => {
             let reply = Box::new(Answer { engine: engine.clone(), client, number });
-            (Some(number), host.submit(client, request, reply))
+            (Some(number), host.submit((client, who.incarnation), request, reply))
         }
         Err((number, error)) => {
             log::warn!("{who} sent something that is no request: {error}");
