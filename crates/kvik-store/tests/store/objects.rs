@@ -295,6 +295,19 @@ fn an_object_that_was_changed_or_cut_is_not_used_after_a_restart() {
 }
 
 #[test]
+fn an_empty_object_keeps_no_other_one_from_being_used() {
+    let bucket = Bucket::new();
+    put_all(&rig_with(small(&bucket), None), 0..3);
+    // As a disk without power leaves a file.
+    let empty = object_store::path::Path::from("kv/a/0000009999.kvik");
+    futures_util::FutureExt::now_or_never(bucket.inner.put(&empty, Vec::new().into())).unwrap().unwrap();
+    let rig = rig_with(small(&bucket), None);
+    opened(&rig);
+    assert_eq!(rig.client.stat().unwrap().blocks, 12);
+    assert_eq!((value(&rig, "quarantined_records_total"), value(&rig, "failures_total")), (1, 0));
+}
+
+#[test]
 fn a_store_that_fails_is_left_alone_and_met_again() {
     let bucket = Bucket::new();
     let rig = forgotten(&bucket, small(&bucket));
