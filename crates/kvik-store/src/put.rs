@@ -78,13 +78,18 @@ impl Writing {
         while self.stored.is_none() {
             self.acknowledged(timeout)?;
         }
-        // The store gives the grant back by itself, right after it has stored.
-        if !matches!(self.stored, Some(Ok(_))) || self.grant.wait(self.answers.left()).is_none() {
-            self.grant.revoke(DEADLINE)?;
+        let left = self.answers.left();
+        let wait = timeout.map_or(left, |timeout| timeout.min(left));
+        let goes_on = || Error::new(Code::WaitTimeout, "the put goes on: wait again");
+        match self.stored.clone() {
+            // The store gives the grant back by itself, right after it has stored.
+            Some(Ok(stored)) if self.grant.wait(wait).is_some() => Ok(stored),
+            Some(Ok(_)) if wait < left => Err(goes_on()),
+            stored => {
+                self.grant.revoke(DEADLINE)?;
+                stored.unwrap_or_else(|| Err(goes_on()))
+            }
         }
-        self.stored
-            .clone()
-            .unwrap_or_else(|| Err(Error::new(Code::WaitTimeout, "the put goes on: wait again")))
     }
 }
 
@@ -100,5 +105,47 @@ impl Writing {
 impl Drop for Writing {
     fn drop(&mut self) {
         self.cancel();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::remote::Remote;
+    use crate::wire::{REQUESTS, RESPONSES};
+    use kvik_core::Layout;
+    use kvik_engine::{Config, Inbox, Who};
+    use std::sync::Arc;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_put_that_is_stored_and_not_given_back_goes_on_at_the_timeout() {
+        let start = || Engine::start(Config::default()).unwrap();
+        let ((here, there), (to, asked)) = ((start(), start()), channel());
+        let take = move |who: &Who, message: &[u8]| {
+            let _ = to.send((who.engine, Request::decode(message).unwrap().0));
+        };
+        let inbox = Inbox::handing(&there, REQUESTS, take).unwrap();
+        let (address, from) = (there.addresses()[0].to_string(), there.clone());
+        // What listens there says that all is stored, and reads nothing.
+        let saying = std::thread::spawn(move || {
+            for (who, number) in asked {
+                let said = Response::Stored(Stored::default()).encode(number);
+                from.notify_on(RESPONSES, who, &said, None).unwrap();
+            }
+        });
+        let link = Link::Remote(Remote::connect(&here, &address, Duration::from_secs(60)).unwrap());
+        let region = here.allocate(4096).unwrap();
+        let layout = Arc::new(Layout::contiguous(1, 4096).unwrap());
+        let pages = PageSet::new(&region, layout, [0].into(), None, None).unwrap();
+        let (namespace, keys) = (NamespaceId([1; 32]), [BlockKey([2; 32])]);
+        let given = Given { namespace, parent: None, keys: &keys, pages: &pages, ack: Ack::Stored };
+        let mut writing = Writing::begin_at((&here, &link), given, DEADLINE).unwrap();
+        assert!(writing.acknowledged(None).unwrap().is_some());
+        let waited = writing.wait(Some(Duration::ZERO)).map_err(|error| error.code);
+        assert_eq!(waited, Err(Code::WaitTimeout), "it was waited for until the deadline");
+        inbox.close();
+        drop((writing, link, inbox, there));
+        saying.join().unwrap();
     }
 }
