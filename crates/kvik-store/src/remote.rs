@@ -94,6 +94,7 @@ impl Remote {
             tried: AtomicBool::new(false),
             doubt: Mutex::default(),
         });
+        lock(&remote.answers.stores).retain(|store| store.strong_count() > 0);
         lock(&remote.answers.stores).push(Arc::downgrade(&remote));
         Ok(remote)
     }
@@ -439,11 +440,7 @@ impl AnswersOf {
 
     /// Nobody answers any more: the store is down, and who waits hears it at once.
     fn lost(&self, start: Start, error: &Error) {
-        let stores: Vec<Arc<Remote>> = {
-            let mut stores = lock(&self.stores);
-            stores.retain(|store| store.strong_count() > 0);
-            stores.iter().filter_map(Weak::upgrade).collect()
-        };
+        let stores: Vec<Arc<Remote>> = lock(&self.stores).iter().filter_map(Weak::upgrade).collect();
         // An engine that closes loses all of its peers, which is no news of them.
         let open = stores.iter().filter(|store| !store.engine.is_closed());
         open.for_each(|store| store.down(error, start));
@@ -586,6 +583,8 @@ mod tests {
         assert!(matches!(first.from.try_recv().map(Answer::take), Ok(Response::Lent(_))));
         drop(first);
         assert_eq!(lock(&answers.takes.waiting).len(), 1);
+        (0..9).for_each(|_| drop(Remote::new(&engine, "127.0.0.1:1", &Opened::default()).unwrap()));
+        assert_eq!(lock(&answers.stores).len(), 1, "stores that nobody uses any more are remembered");
         answers.takes.take(&who, other.number, Response::Done(3));
         assert!(matches!(other.from.try_recv().map(Answer::take), Ok(Response::Done(3))));
         assert_eq!(lock(&answers.takes.waiting).len(), 0);
