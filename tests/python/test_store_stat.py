@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -24,6 +25,7 @@ from kvik.stat.snapshot import Samples
 from kvik.store import scrape
 from kvik.store.cli import DEFAULT_ADDRESS, _looking
 from kvik.store.cli import store as command
+from kvik.store.doctor.survey import _AMOUNTS, _server
 from kvik.store.figures import figures, quantile
 from kvik.store.show import WIDTH
 from tests.python.peers import until
@@ -117,6 +119,21 @@ def test_what_is_no_number_is_no_interval() -> None:
 
 def test_who_does_not_answer_is_named() -> None:
     assert f"{LOOPBACK}:1" in ask(f"{LOOPBACK}:1", "--once", status=1)
+
+
+@pytest.mark.parametrize(
+    "metrics",
+    ["<html>", "kvik_store_blocks nan\n", "kvik_store_blocks +Inf\n", 'kvik_store_policy{a="b"} 1\n'],
+)
+def test_metrics_that_are_no_stores_are_told_in_words(metrics: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign = SimpleNamespace(metrics=lambda: metrics, members=list)
+    native = SimpleNamespace(StoreClient=SimpleNamespace(connect=lambda *_: foreign))
+    monkeypatch.setattr("kvik.store.cli._native", native)
+    assert "metrics" in ask("--once", "--interval", "0.1", status=1)
+    nothing = dict.fromkeys(_AMOUNTS, (0, 0))
+    told = {"name": "a:1", "state": "whole", "why": "", "version": "9", "metrics": metrics, **nothing}
+    with pytest.raises(kvik.ProtocolError, match="a:1"):
+        _server(told)
 
 
 def test_a_quantile_is_that_of_prometheus() -> None:

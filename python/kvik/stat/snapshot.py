@@ -9,6 +9,8 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvik._native import ProtocolError
+from kvik.config.words import shown
 from kvik.stat.engines import About
 
 Labels = dict[str, str]
@@ -19,13 +21,17 @@ _GONE = "gone"
 
 
 class Samples:
-    """Metrics at one time, from the Prometheus text format."""
+    """Metrics at one time, from the Prometheus text format. Raises ProtocolError for what is not in it."""
 
     def __init__(self, text: str) -> None:
         self._samples: dict[str, list[tuple[Labels, float]]] = defaultdict(list)
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                self._samples[sample.name].append((sample.labels, sample.value))
+        try:
+            for family in text_string_to_metric_families(text):
+                for sample in family.samples:
+                    self._samples[sample.name].append((sample.labels, sample.value))
+        except ValueError as error:
+            text = f"metrics are not in the Prometheus text format: {shown(str(error))}"
+            raise ProtocolError(text) from error
 
     def series(self) -> Iterator[tuple[str, Labels, float]]:
         """All of them: the name, the labels and the value of each."""

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvik._native import ProtocolError
+from kvik.config.words import shown
 from kvik.stat.snapshot import Labels, Samples
 
 
@@ -110,9 +112,18 @@ def figures(
     """Compare two looks at a store, ``seconds`` apart.
 
     up: of several servers, by name, whether they answer.
+
+    Raises ProtocolError for metrics that are not those of a store, or of another version's.
     """
-    periods = _period(before, after, seconds), _period(None, after, None)
-    return Figures(address, _now(after), *periods, _servers(before, after, up or {}))
+    try:
+        periods = _period(before, after, seconds), _period(None, after, None)
+        return Figures(address, _now(after), *periods, _servers(before, after, up or {}))
+    except (KeyError, ValueError, OverflowError) as error:
+        text = (
+            f"the metrics of the store at {shown(address)} are not as this version of kvik has them "
+            f"({type(error).__name__}: {shown(str(error))}): ask with the kvik that its server has"
+        )
+        raise ProtocolError(text) from error
 
 
 def quantile(share: float, buckets: Sequence[tuple[float, float]]) -> float:
