@@ -8,12 +8,13 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import kvik
-from kvik.store.client import _awaited
+from kvik.store.client import Get, Put, _awaited
 from tests.python.store_rig import NAMESPACE, RUN, Rig
 
 LIMIT = 60.0
@@ -113,6 +114,47 @@ def test_a_task_that_is_cancelled_again_and_again_ends_after_what_it_waits_for()
         ends.clear()
         asked.clear()
         assert not asyncio.run(cancelled(count))
+
+
+class Slow:
+    """What was begun natively, whose end may take seconds."""
+
+    verified = 0
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self.ended_by: list[int] = []
+
+    def cancel(self, here: bool = True) -> None:
+        self.ended_by += [threading.get_ident()] if here else []
+        self.asked.set()
+
+    def wait(self, _: float | None) -> tuple[int, int, int]:
+        assert self.asked.wait(LIMIT)
+        return 0, 0, 0
+
+    def next(self, _: float | None) -> None:
+        assert self.asked.wait(LIMIT)
+
+
+@pytest.mark.parametrize("kind", [Put, Get])
+def test_the_loop_of_a_cancelled_task_does_not_end_what_that_awaits(kind: Any) -> None:
+    """It would stand still meanwhile."""
+    slow = Slow()
+
+    async def awaited() -> None:
+        await kind(slow)
+
+    async def cancelled() -> None:
+        waiting = asyncio.ensure_future(awaited())
+        await asyncio.sleep(0)  # it has begun
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+    asyncio.run(cancelled())
+    assert slow.asked.is_set()
+    assert slow.ended_by == []
 
 
 def test_another_namespace_is_a_miss(rig: Rig) -> None:

@@ -372,11 +372,14 @@ impl PyPutting {
         for_end(py, timeout, |step| self.ended_if_asked(putting).wait(step)).map(counted)
     }
 
-    /// Ask for the end. Where a thread waits for it just now, that one ends it, within a step.
-    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+    /// Ask for the end. Where a thread waits for it just now, that one ends it, within a step. Where none does this one
+    /// may (`here`), which can take seconds, or else the next that waits.
+    fn cancel(&self, py: Python<'_>, here: bool) -> PyResult<()> {
         let putting = self.putting.get(py)?;
         self.cancelled.store(true, Ordering::Relaxed);
-        py.detach(|| putting.try_lock().map(|mut putting| putting.cancel()).unwrap_or_default());
+        if here {
+            py.detach(|| putting.try_lock().map(|mut putting| putting.cancel()).unwrap_or_default());
+        }
         Ok(())
     }
 }
@@ -418,11 +421,14 @@ impl PyGetting {
         })
     }
 
-    /// Ask for the end. Where a thread waits for it just now, that one ends it, within a step.
-    fn cancel(&self, py: Python<'_>) -> PyResult<()> {
+    /// Ask for the end. Where a thread waits for it just now, that one ends it, within a step. Where none does this one
+    /// may (`here`), which can take seconds, or else the next that waits.
+    fn cancel(&self, py: Python<'_>, here: bool) -> PyResult<()> {
         let getting = self.getting.get(py)?;
         self.cancelled.store(true, Ordering::Relaxed);
-        py.detach(|| getting.try_lock().map(|mut getting| getting.cancel()).unwrap_or_default());
+        if here {
+            py.detach(|| getting.try_lock().map(|mut getting| getting.cancel()).unwrap_or_default());
+        }
         Ok(())
     }
 

@@ -283,11 +283,15 @@ class Put:
         return Stored(*self._native.wait(timeout))
 
     def cancel(self) -> None:
-        """Ask for the end: nothing more is stored. After ``wait`` the pages are the caller's again."""
-        self._native.cancel()
+        """Ask for the end: nothing more is stored. After ``wait`` the pages are the caller's again.
+
+        Takes up to five seconds where the store does not answer: in an event loop cancel the task that awaits
+        it instead.
+        """
+        self._native.cancel(True)
 
     def __await__(self) -> Generator[object, None, Stored]:
-        return _awaited(self.wait, self.cancel).__await__()
+        return _awaited(self.wait, lambda: self._native.cancel(False)).__await__()
 
 
 class Get:
@@ -325,11 +329,14 @@ class Get:
         return self.verified
 
     def cancel(self) -> None:
-        """Ask for the end: no more blocks come. Once ``wait`` has returned, nothing lands in the pages."""
-        self._native.cancel()
+        """Ask for the end: no more blocks come. Once ``wait`` has returned, nothing lands in the pages.
+
+        Waits for what is on its way: in an event loop cancel the task that awaits it instead.
+        """
+        self._native.cancel(True)
 
     def __await__(self) -> Generator[object, None, int]:
-        return _awaited(self.wait, self.cancel).__await__()
+        return _awaited(self.wait, lambda: self._native.cancel(False)).__await__()
 
 
 def _connected(
@@ -353,7 +360,7 @@ def _connected(
 
 async def _awaited(wait: Callable[[], _T], cancel: Callable[[], None]) -> _T:
     """Only what has ended leaves the caller's pages alone: so a task that is cancelled, however often, learns
-    of its own end after it."""
+    of its own end after it. ``cancel`` is called on the loop and only asks: the thread that waits ends it."""
     # A future, and no task: whoever ends a loop cancels all of its tasks, and a thread goes on.
     waiting = asyncio.get_running_loop().run_in_executor(None, wait)
     cancelled: asyncio.CancelledError | None = None
