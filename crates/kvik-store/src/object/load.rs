@@ -7,7 +7,7 @@ use crate::log::place::position;
 use crate::tier::{Identity, Place};
 use kvik_core::{Code, Error, Result};
 use kvik_host::Memory;
-use object_store::{GetOptions, ObjectStore};
+use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -68,7 +68,7 @@ impl Shared {
         };
         let Some(Object { seed, size, .. }) = object else { return self.gone(run) };
         let range = first.range().start..last.range().end.min(size);
-        let bytes = match self.read(number, range.clone()).await {
+        let bytes = match self.read((number, size), range.clone()).await {
             Ok(Some(bytes)) => bytes,
             Ok(None) => {
                 let removed = self.state().objects.remove(&number).map_or(0, |object| object.size);
@@ -88,8 +88,8 @@ impl Shared {
         run.iter().map(|_| Ok(None)).collect()
     }
 
-    /// Reads a range of an object; `None` where there is no such object.
-    async fn read(&self, number: u32, range: Range<u64>) -> Result<Option<bytes::Bytes>> {
+    /// Reads a range of an object; `None` where there is no such object, or none of that size.
+    async fn read(&self, (number, size): (u32, u64), range: Range<u64>) -> Result<Option<bytes::Bytes>> {
         if !self.breaker.admit() {
             let text = format!("the object store at {} did not answer lately", self.name);
             return Err(Error::new(Code::StoreUnavailable, text));
@@ -108,9 +108,22 @@ impl Shared {
                 self.breaker.answered();
                 Ok(None)
             }
+            Ok(Err(_)) if self.has_changed(number, size).await => {
+                self.breaker.answered();
+                count(&self.counters.quarantined, 1);
+                Ok(None)
+            }
             Ok(Err(error)) => Err(self.failed("reading blocks", &error)),
             Err(late) => Err(self.failed("reading blocks", &late)),
         }
+    }
+
+    /// Whether an object has another size than it had: a store that is well refuses ranges of it, then.
+    pub async fn has_changed(&self, number: u32, size: u64) -> bool {
+        count(&self.counters.gets, 1);
+        let path = self.path(number);
+        let there = tokio::time::timeout(self.options.patience, self.store.head(&path)).await;
+        there.is_ok_and(|there| there.is_ok_and(|meta| meta.size != size))
     }
 
     /// Takes a block out of bytes of its object, which begin at `first`.

@@ -202,6 +202,9 @@ pub(super) async fn read_end(shared: &Shared, number: u32, size: u64) -> Result<
             Ok(Err(object_store::Error::NotFound { .. })) => {
                 return Ok(Read::Damaged("it is not there any more"));
             }
+            Ok(Err(_)) if shared.has_changed(number, size).await => {
+                return Ok(Read::Damaged("it is not as long any more as it was"));
+            }
             Ok(Err(error)) => return Err(shared.failed("reading the end of an object", &error)),
             Err(late) => return Err(shared.failed("reading the end of an object", &late)),
         };

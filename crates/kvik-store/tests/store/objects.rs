@@ -308,6 +308,19 @@ fn an_empty_object_keeps_no_other_one_from_being_used() {
 }
 
 #[test]
+fn objects_that_are_cut_short_close_the_store_for_no_other_one() {
+    let bucket = Bucket::new();
+    let rig = forgotten(&bucket, small(&bucket));
+    for name in &bucket.objects()[..6] {
+        let put = bucket.inner.put(name, vec![0].into());
+        futures_util::FutureExt::now_or_never(put).unwrap().unwrap();
+    }
+    let found = there(&rig);
+    assert!(found > 0 && found < 4 * PROMPTS as usize, "{found}");
+    assert_eq!((value(&rig, "shut"), value(&rig, "failures_total")), (0, 0));
+}
+
+#[test]
 fn a_store_that_fails_is_left_alone_and_met_again() {
     let bucket = Bucket::new();
     let rig = forgotten(&bucket, small(&bucket));
