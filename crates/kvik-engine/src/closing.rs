@@ -2,12 +2,13 @@
 
 use crate::commands::ControlCommand;
 use crate::config::MAX_DEADLINE;
+use crate::end::End;
 use crate::grant::describe;
 use crate::inner::Inner;
 use crate::sync::lock;
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,16 +23,23 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 pub(crate) struct Handle {
     pub inner: Arc<Inner>,
     pub control: Arc<Mutex<Option<JoinHandle<()>>>>,
+    /// The end of its threads, for everyone who closes it.
+    pub ended: Arc<End<()>>,
 }
 
 impl Handle {
     /// See [`Engine::close`](crate::Engine::close).
     pub fn close(&self, timeout: Duration) -> Result<()> {
         let (inner, base) = (&self.inner, &self.inner.base);
-        if base.setup.check_fork().is_err() || !base.setup.set_closed() {
+        if base.setup.check_fork().is_err() {
             return Ok(());
         }
         let began = Instant::now();
+        let limit = began + timeout.clamp(LAST_WORDS, MAX_DEADLINE);
+        if !base.setup.set_closed() {
+            // Memory that a thread still has in use is no more the caller's for its having been closed before.
+            return self.wait_for_threads(limit);
+        }
         let until = began + timeout.min(LAST_WORDS);
         // What was confirmed a moment ago reaches its owner before the connection goes.
         inner.transfers.open().into_iter().for_each(|id| inner.transfers.cancel(id..id + 1, &closed()));
@@ -47,42 +55,41 @@ impl Handle {
         }
         base.commands.tell(ControlCommand::Stop);
         inner.peers.close(&closed());
-        let ended = self.end_threads(began + timeout.clamp(LAST_WORDS, MAX_DEADLINE));
+        self.end_threads();
+        let ended = self.wait_for_threads(limit);
         base.observers.notices.moved.note();
         base.observers.inboxes.close();
         base.observers.events.close(Instant::now() + timeout.min(LAST_EVENT));
         ended
     }
 
+    /// Has the engine's threads end, and whoever waits for that told.
+    fn end_threads(&self) {
+        let (inner, control, ended) = (self.inner.clone(), self.control.clone(), self.ended.clone());
+        let waits =
+            spawn_named("kvik-end", &ThreadOptions::default(), move || join_all(&inner, &control, &ended));
+        if let Err(error) = waits {
+            log::warn!("closing without a limit, since no thread can be started: {error}");
+            join_all(&self.inner, &self.control, &self.ended);
+        }
+    }
+
     /// Waits for the engine's threads; one that has memory in use and does not come back is left behind, with what
     /// it holds.
-    fn end_threads(&self, until: Instant) -> Result<()> {
-        let (said, heard) = mpsc::sync_channel(1);
-        let (inner, control) = (self.inner.clone(), self.control.clone());
-        let waits = spawn_named("kvik-end", &ThreadOptions::default(), move || {
-            join_all(&inner, &control);
-            // Nobody listens where it took too long.
-            let _ = said.send(());
-        });
-        match waits {
-            Ok(_) if heard.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() => Ok(()),
-            Ok(_) => {
-                let stuck = stuck(&self.inner);
-                let text = stuck.as_deref().unwrap_or("they have no memory in use");
-                log::warn!(engine:% = self.inner.base.setup.id(); "the engine's threads have not ended: {text}");
-                stuck.map_or(Ok(()), |text| Err(Error::new(Code::PagesQuarantined, text)))
-            }
-            Err(error) => {
-                log::warn!("closing without a limit, since no thread can be started: {error}");
-                join_all(&self.inner, &self.control);
-                Ok(())
-            }
+    fn wait_for_threads(&self, until: Instant) -> Result<()> {
+        let left = until.saturating_duration_since(Instant::now());
+        if self.ended.wait(Some(left), "").is_ok() {
+            return Ok(());
         }
+        let stuck = stuck(&self.inner);
+        let text = stuck.as_deref().unwrap_or("they have no memory in use");
+        log::warn!(engine:% = self.inner.base.setup.id(); "the engine's threads have not ended: {text}");
+        stuck.map_or(Ok(()), |text| Err(Error::new(Code::PagesQuarantined, text)))
     }
 }
 
 /// Waits for the engine's threads, and ends what only they could have ended.
-fn join_all(inner: &Arc<Inner>, control: &Mutex<Option<JoinHandle<()>>>) {
+fn join_all(inner: &Arc<Inner>, control: &Mutex<Option<JoinHandle<()>>>, ended: &End<()>) {
     inner.base.transports.all().iter().rev().for_each(|transport| transport.stop());
     inner.streams.stop();
     if let Some(thread) = lock(control).take()
@@ -96,6 +103,7 @@ fn join_all(inner: &Arc<Inner>, control: &Mutex<Option<JoinHandle<()>>>) {
         observer.engine_closed();
     }
     log::info!(engine:% = inner.base.setup.id(); "engine closed");
+    ended.set(Ok(()));
 }
 
 /// What threads that have not ended have in flight.
@@ -119,7 +127,10 @@ pub(crate) fn closed() -> Error {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if let Err(error) = self.close(DROP_LIMIT) {
+        // Who has closed it was told what it left.
+        if !self.inner.base.setup.is_closed()
+            && let Err(error) = self.close(DROP_LIMIT)
+        {
             log::warn!("an engine was dropped: {error}");
         }
     }

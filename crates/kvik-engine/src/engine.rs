@@ -73,7 +73,9 @@ impl Engine {
             setup.local.facts.local_name.clear();
         }
         let inner = Inner::start(setup)?;
-        let engine = Engine { handle: Arc::new(Handle { inner: inner.clone(), control: Arc::default() }) };
+        let engine = Engine {
+            handle: Arc::new(Handle { inner: inner.clone(), control: Arc::default(), ended: Arc::default() }),
+        };
         let options = inner.base.thread_options();
         let mut control = Control::new(inner, listeners, unix, &options)?;
         let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
@@ -402,7 +404,7 @@ impl Engine {
     /// Ends its transfers and grants, says goodbye, and ends its threads. In a forked child it does nothing.
     ///
     /// It takes as long as `timeout` at most, or half a second where that is longer: what has not answered by then is
-    /// cut.
+    /// cut. Closing it again, or on another thread meanwhile, waits for the same end.
     ///
     /// # Errors
     /// `PagesQuarantined` when a thread of this engine still has memory in use then (the text says which): it is let

@@ -561,7 +561,8 @@ impl PyEngine {
         Ok(py.detach(|| engine.metrics()))
     }
 
-    /// End all transfers and grants, unregister all regions, stop the threads. Closing twice does nothing.
+    /// End all transfers and grants, unregister all regions, stop the threads. Closing it again, or on another thread
+    /// meanwhile, waits for the same end.
     ///
     /// timeout: seconds to do it in an orderly way with the peers; what has not ended by then is cut. It takes
     /// that long at most, or half a second. Raises PagesQuarantined if a thread still has memory in use then;

@@ -287,6 +287,25 @@ pub fn closing_an_engine_is_bounded_and_says_what_it_left(kind: &'static Kind) {
     }
 }
 
+#[test]
+fn closing_an_engine_again_waits_for_the_same_end() {
+    static TCP: Kind = Kind { transport: "tcp", mechanism: "channel", ..Kind::NEW };
+    let pair = Pair::new(&TCP);
+    let middle = Middle::reach(&pair, Op::Read, PATIENCE);
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| pair.other.close(PATIENCE));
+        wait_until("somebody to close it", || pair.other.is_closed());
+        let meanwhile = pair.other.close(Duration::ZERO);
+        let unfinished = !middle.transfer.is_done();
+        pair.mover(Op::Read).release();
+        assert_eq!(code(meanwhile), Code::PagesQuarantined);
+        assert!(unfinished, "it ended while a thread has it in flight");
+        pair.other.close(PATIENCE).unwrap();
+        assert!(middle.transfer.is_done());
+        first.join().unwrap().unwrap();
+    });
+}
+
 pub fn a_grant_that_ended_before_serves_nothing(kind: &'static Kind) {
     let pair = Pair::new(kind);
     for op in OPS {
