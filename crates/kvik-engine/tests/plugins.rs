@@ -12,6 +12,7 @@ use common::{PATIENCE, all, bytes, many, region, within};
 use kvik_core::Code;
 use kvik_engine::{Config, Engine, NicOptions, Preference, TransferOptions};
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 fn start(nics: &str, library: Option<PathBuf>) -> Result<Engine, kvik_core::Error> {
     let nics = NicOptions { library, ..nics.parse().unwrap() };
@@ -88,4 +89,19 @@ fn a_plug_in_that_breaks_its_word_is_heard_as_far_as_it_makes_sense() {
     assert!(error.text.contains("which is not in flight"), "{error}");
     here.close(PATIENCE).unwrap();
     [owner, other].iter().for_each(|engine| engine.close(PATIENCE).unwrap());
+}
+
+/// It is polled as one without a descriptor, and so not at all while nothing is in flight.
+#[test]
+fn a_plug_in_that_never_lets_its_thread_sleep_costs_nothing_where_nothing_moves() {
+    let engine = start("plugin:n0", Some(plugins::broken("awake"))).unwrap();
+    let used = || {
+        let text = engine.metrics();
+        let threads = text.lines().filter(|line| line.starts_with("kvik_thread_cpu_seconds_total{"));
+        threads.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum::<f64>()
+    };
+    let (before, began) = (used(), Instant::now());
+    std::thread::sleep(Duration::from_millis(600));
+    let (spent, slept) = (used() - before, began.elapsed().as_secs_f64());
+    assert!(spent < 0.05 * slept, "{spent:.3} s of CPU time in {slept:.1} s in which nothing moved");
 }

@@ -24,7 +24,7 @@ struct board {
         _Atomic uint32_t down;
         /* Posts that are still to be refused for want of room. */
         _Atomic uint32_t again;
-        /* Its completions cannot be read. */
+        /* Its completions cannot be read; or, 2, those of operations that failed cannot. */
         _Atomic uint32_t blind;
     } devices[MAX_DEVICES];
 };

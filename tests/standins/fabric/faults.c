@@ -32,6 +32,8 @@ int apply(const struct fault *fault, uint32_t number) {
         set_down(number, strcmp(fault->kind, "down") == 0);
     } else if (strcmp(fault->kind, "same") == 0) {
         faults[number].same = (uint32_t)fault->count;
+    } else if (strcmp(fault->kind, "mute") == 0) {
+        atomic_store(&board->devices[number].blind, 2);
     } else if (strcmp(fault->kind, "clear") == 0) {
         clear(number);
     } else {

@@ -81,9 +81,10 @@ static ssize_t queue_read(struct fid_cq *fid, void *buffer, size_t count) {
     struct board *board = queue->domain->link.board;
     size_t got = 0;
     enter(&queue->domain->gate, "fi_cq_read");
-    if (atomic_load(&board->devices[queue->domain->device].blind)) {
+    uint32_t blind = atomic_load(&board->devices[queue->domain->device].blind);
+    if (blind) {
         leave(&queue->domain->gate);
-        return -FI_EIO;
+        return blind == 2 ? -FI_EAVAIL : -FI_EIO;
     }
     for (struct endpoint *ep = queue->first; ep != NULL; ep = ep->next_of_queue) {
         struct done done;
@@ -108,7 +109,8 @@ static ssize_t queue_readerr(struct fid_cq *fid, struct fi_cq_err_entry *entry, 
     struct done done;
     (void)flags;
     enter(&queue->domain->gate, "fi_cq_readerr");
-    if (queue->failed != NULL && endpoint_peek(queue->failed, &done)) {
+    uint32_t blind = atomic_load(&queue->domain->link.board->devices[queue->domain->device].blind);
+    if (!blind && queue->failed != NULL && endpoint_peek(queue->failed, &done)) {
         struct pending *pending = &queue->failed->pending[done.id];
         /* Who gives no room for data gets the queue's own, good until it is read again. */
         void *room = entry->err_data_size > 0 ? entry->err_data : queue->text;

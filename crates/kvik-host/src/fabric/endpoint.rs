@@ -311,9 +311,7 @@ impl Endpoint {
         let mut entry = fi_cq_err_entry::default();
         // SAFETY: an open queue; the call fills the entry.
         let code = unsafe { ((*(*cq).ops).readerr)(cq, &mut entry, 0) };
-        if code == -abi::FI_EAGAIN {
-            return Ok(());
-        }
+        // Also where there is none (`-FI_EAGAIN`): the queue would say again and again that there is.
         self.lib().check("reading a failed completion", code)?;
         let mut error = self.lib().error("an operation failed", entry.err);
         // SAFETY: an open queue, and the entry that it has just filled; a C string, or null.

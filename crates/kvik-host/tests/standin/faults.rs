@@ -325,6 +325,15 @@ alone!(completions_that_cannot_be_read_are_an_error_of_their_devices_queues, [DE
     assert!(a.done[0].result.is_ok());
 });
 
+alone!(a_failure_of_which_there_is_no_word_is_an_error_of_the_queue, [DEVICE], |mut control| {
+    let (mut a, _, _) = pair(&nics()[0], 64);
+    control.say("mute");
+    let error = a.endpoint.poll(&mut a.done).unwrap_err();
+    assert_eq!((error.number, a.done.len()), (libc::EAGAIN, 0), "{error}");
+    control.say("clear");
+    a.endpoint.poll(&mut a.done).unwrap();
+});
+
 alone!(two_devices_reach_each_other, [], |_| {
     let nics = nics();
     let (mut a, mut b) = (Side::new(&nics[0], 1, 64), Side::new(&nics[1], 2, 64));

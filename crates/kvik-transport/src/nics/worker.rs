@@ -24,7 +24,8 @@ const RINGS: u64 = 1;
 const STOP_POLL: Duration = Duration::from_millis(10);
 /// An idle NIC has a turn this rarely; everything that matters wakes its thread at once.
 const IDLE_WAIT: Duration = Duration::from_secs(3600);
-/// Polls in vain before a NIC that has no descriptor lets others run for a moment.
+/// Polls in vain before a NIC that has no descriptor, or never lets its thread wait for it, lets others run for a
+/// moment.
 const SPINS: u32 = 200;
 const SPIN_PAUSE: Duration = Duration::from_micros(20);
 
@@ -143,9 +144,13 @@ impl<C: RmaDevice> Worker<C> {
             || !self.peers.degraded().is_empty()
             || self.probes.is_busy()
             || self.told.is_exposed();
-        match (busy, self.waits) {
-            _ if self.took => Duration::ZERO,
-            (_, true) if self.broken.is_none() && !self.device.may_wait() => Duration::ZERO,
+        if self.took {
+            return Duration::ZERO;
+        }
+        // Something has come meanwhile; or there never is anything, and it is as one that has no descriptor.
+        let comes = self.waits && self.broken.is_none() && !self.device.may_wait();
+        match (busy, self.waits && !comes) {
+            _ if comes && self.idle < SPINS => Duration::ZERO,
             (true, true) => STOP_POLL,
             (true, false) if self.idle < SPINS => Duration::ZERO,
             (true, false) => SPIN_PAUSE,
