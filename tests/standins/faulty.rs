@@ -31,6 +31,7 @@ struct State {
     held: u64,
     hold_from: Option<u64>,
     delays: Option<(u32, Duration)>,
+    panics: bool,
     lose_at: Option<u64>,
     lost: Option<WorkId>,
     repeat_at: Option<u64>,
@@ -104,6 +105,11 @@ impl Faults {
     pub fn release(&self) {
         lock(&self.state).hold_from = None;
         self.changed.notify_all();
+    }
+
+    /// The NIC's thread panics that asks for work next.
+    pub fn panic_next(&self) {
+        lock(&self.state).panics = true;
     }
 
     /// Whether so many threads are stuck, after at most this time.
@@ -233,6 +239,8 @@ impl WorkSource for Faulty {
         most: Batch,
         into: &mut Vec<WorkRequest<RegionMemory>>,
     ) {
+        let panics = std::mem::take(&mut lock(&self.faults.state).panics);
+        assert!(!panics, "a thread panics: a fault that was injected");
         let before = into.len();
         self.behind.work.claim_batch(queue, claim, most, into);
         for request in &into[before..] {

@@ -1,8 +1,10 @@
 //! A NIC that makes no connection any more, as one that has as many queue pairs as it can have, and one that has failed
-//! for good. Others have its work, also what it had in flight: its peer cuts that all the same.
+//! for good, or whose thread has. Others have its work, also what it had in flight: its peer cuts that all the same.
 
+use crate::common::*;
 use crate::nics::{self, interrupted, scattered, up};
-use crate::pair::{OPS, Pair, metric};
+use crate::pair::{OPS, Op, Pair, metric, whole};
+use crate::standin::Control;
 use kvik_core::Code;
 
 const FULL: &str = "full device=0 count=1000";
@@ -51,6 +53,63 @@ fn the_only_nic_ends_transfers_by_its_name_when_it_makes_no_connection() {
                 error.code == Code::PeerLost && words.iter().all(|word| error.text.contains(word)),
                 "{error}"
             );
+        }
+    });
+}
+
+/// A transfer of twice as much as NICs have in flight at a time, in the middle of which the thread of one panics: it asks
+/// for more work. Nothing of it holds either region afterwards.
+fn panicked(pair: &Pair, control: &mut Control, op: Op) -> kvik_core::Result<()> {
+    const PAGE: u64 = 64 << 10;
+    let (there, here) = pair.regions(512, PAGE);
+    let grant = pair.grant(op, &whole(&there, PAGE));
+    control.say("delay micros=30000");
+    let transfer = pair.begin(op, &whole(&here, PAGE), &grant, PATIENCE);
+    wait_until("operations to be in flight", || control.counts()["in_flight"] > 0);
+    pair.ours.panic_next();
+    control.say("clear");
+    let ended = transfer.wait(Some(PATIENCE));
+    assert!(ended.is_err() || bytes(&there) == bytes(&here), "{op:?}: wrong bytes were let through");
+    grant.revoke(PATIENCE).unwrap();
+    there.close(PATIENCE).unwrap();
+    here.close(PATIENCE).unwrap();
+    ended.map(drop)
+}
+
+#[test]
+fn a_nic_whose_thread_panics_leaves_its_work_to_the_other_one() {
+    let name = "a_nic_whose_thread_panics_leaves_its_work_to_the_other_one";
+    let nic = nics::EFA;
+    nic.two.place(&format!("{}::{name}", module_path!()), |control| {
+        let mut control = control.expect("the stand-in is there");
+        for (kind, op) in [nic.two, nic.shared].into_iter().flat_map(|kind| OPS.map(|op| (kind, op))) {
+            let pair = Pair::new(kind);
+            pair.pass();
+            panicked(&pair, &mut control, op).unwrap();
+            assert_eq!(up(&pair.other, nic).iter().sum::<f64>(), 1.0, "{op:?}");
+            pair.pass();
+            pair.other.close(PATIENCE).unwrap();
+        }
+    });
+}
+
+#[test]
+fn the_only_nic_ends_transfers_by_its_name_when_its_thread_panics() {
+    let name = "the_only_nic_ends_transfers_by_its_name_when_its_thread_panics";
+    let nic = nics::EFA;
+    nic.one.place(&format!("{}::{name}", module_path!()), |control| {
+        let mut control = control.expect("the stand-in is there");
+        for op in OPS {
+            let pair = Pair::new(nic.one);
+            pair.pass();
+            let in_flight = panicked(&pair, &mut control, op).unwrap_err();
+            for error in [in_flight, scattered(&pair, op).unwrap_err()] {
+                assert_eq!(error.code, Code::PeerLost, "{op:?}: {error}");
+                let words = [nic.names[0], "its thread panicked", "restart the process"];
+                assert!(words.iter().all(|word| error.text.contains(word)), "{op:?}: {error}");
+            }
+            assert_eq!(up(&pair.other, nic), [0.0; 2], "{op:?}");
+            pair.other.close(PATIENCE).unwrap();
         }
     });
 }

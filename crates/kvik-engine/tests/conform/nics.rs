@@ -14,7 +14,7 @@ pub struct Nic {
     /// Two NICs, each with a thread of its own.
     pub two: &'static Kind,
     /// Both on one thread.
-    shared: &'static Kind,
+    pub shared: &'static Kind,
     pub names: [&'static str; 2],
     /// Of an operation that the peer's NIC does not answer.
     pub silent: &'static str,

@@ -241,9 +241,9 @@ impl<C: RmaDevice> Worker<C> {
         }
     }
 
-    /// Nothing can be learnt of the NIC's operations any more.
+    /// The NIC is of no use any more: nothing can be learnt of its operations, say.
     pub(super) fn device_failed(&mut self, error: Error) {
-        log::error!("the completions of NIC {} ({}) cannot be read: {error}", self.number, self.stats.name());
+        log::error!("NIC {} ({}) has failed for good: {error}", self.number, self.stats.name());
         self.broken = Some(error);
         for session in self.peers.sessions() {
             if self.in_flight(session) > 0 {

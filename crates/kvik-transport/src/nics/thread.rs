@@ -9,6 +9,7 @@
 use super::device::RmaDevice;
 use super::inbox::{Command, TOLD, Waker};
 use super::worker::Worker;
+use kvik_core::{Code, Error};
 use kvik_host::event::Events;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -54,12 +55,19 @@ impl<C: RmaDevice> NicThread<C> {
         }
     }
 
-    /// One NIC's. A panic in it ends this one, and no other.
+    /// One NIC's. A panic in it puts this one out of use, and no other; a second one ends it.
     fn turn(&mut self, at: usize, told: bool, commands: &mut Vec<Command>) {
         let slot = &mut self.nics[at];
         let Some(nic) = slot else { return };
         let was_broken = nic.broken.is_some();
-        let goes_on = catch_unwind(AssertUnwindSafe(|| nic.turn(told, commands)));
+        let mut goes_on = catch_unwind(AssertUnwindSafe(|| nic.turn(told, commands)));
+        if goes_on.is_err() && !was_broken {
+            goes_on = catch_unwind(AssertUnwindSafe(|| {
+                let text = "its thread panicked, which is a fault of kvik; restart the process";
+                nic.device_failed(Error::new(Code::PeerLost, text));
+                nic.turn(false, commands)
+            }));
+        }
         // It is not polled any more, and what it has would wake the thread again and again.
         if nic.broken.is_some()
             && !was_broken
@@ -73,10 +81,15 @@ impl<C: RmaDevice> NicThread<C> {
             }
             return;
         }
+        commands.clear();
         let (number, stats) = (nic.number, nic.stats.clone());
         let closed = catch_unwind(AssertUnwindSafe(|| drop(slot.take())));
         if goes_on.is_err() || closed.is_err() {
-            log::error!("NIC {number} ({}) panicked; its transfers end by their deadlines", stats.name());
+            stats.set_up(false);
+            log::error!(
+                "NIC {number} ({}) panicked, and what it had in flight stays held; restart the process",
+                stats.name()
+            );
         }
     }
 }

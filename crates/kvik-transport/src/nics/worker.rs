@@ -111,15 +111,18 @@ impl<C: RmaDevice> Worker<C> {
         Ok((address, serve))
     }
 
-    /// Does what it was told, and has its turn. False: it was told to end, and has.
+    /// Does what it was told, and what is left in `commands`, and has its turn. False: it was told to end, and has.
     pub fn turn(&mut self, told: bool, commands: &mut Vec<Command>) -> bool {
         if told {
             self.inbox.take(commands);
+            commands.reverse();
         }
-        for command in commands.drain(..) {
+        // One by one: what comes after one that panics is left for the next turn.
+        while let Some(command) = commands.pop() {
             if matches!(command, Command::Stop) {
-                self.end();
+                commands.clear();
                 self.ending = true;
+                self.end();
                 break;
             }
             self.execute(command);
