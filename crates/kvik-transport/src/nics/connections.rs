@@ -189,16 +189,22 @@ impl<C: RmaDevice> Worker<C> {
             return self.answer_probe_page(session, call);
         }
         // The session's end may have overtaken it: then nobody would ever cut what is opened now.
-        if self.services.rma.nics(session).is_none() {
-            return;
-        }
+        let Some(theirs) = self.services.rma.nics(session) else { return };
         match self.device.disconnect_peer(session, call.from, &call.address) {
             Ok(true) => self.tell_address(),
             Ok(false) => {}
             // No answer: then the peer cannot vouch for what it has posted, and the session ends.
             Err(error) => return log::error!("NIC {} cannot cut off a peer: {error}", self.number),
         }
-        let outcome = self.device.admit(session, call.from, &call.address);
+        let has = theirs.addresses.len();
+        let outcome = match usize::from(call.from) < has {
+            true => self.device.admit(session, call.from, &call.address),
+            // One connection for each NIC that the peer has told of: what they take of this one is bounded.
+            false => Err(Error::new(
+                Code::TransportUnavailable,
+                format!("the engine that asks has told of {has} NIC(s), and its number {} asks", call.from),
+            )),
+        };
         self.services
             .rma
             .answer(session, NicAnswer { from: call.from, to: call.to, kind: call.kind, outcome });
