@@ -192,6 +192,13 @@ static int32_t may_sleep(struct kvik_nic_device *device) {
     return 1;
 }
 
+#ifdef BREAK_down /* nothing: it cannot be used now */
+static int32_t is_up(struct kvik_nic_device *device) {
+    (void)device;
+    return 0;
+}
+#endif
+
 static int32_t cancel(struct kvik_nic_device *device, struct kvik_nic_conn *conn) {
 #ifdef BREAK_cancel
     (void)device, (void)conn;
@@ -272,6 +279,9 @@ static const struct kvik_nic_plugin TABLE = {
     .cancel = cancel,
 #endif
     .fence = fence,
+#ifdef BREAK_down
+    .is_up = is_up,
+#endif
     .error_text = error_text,
     .memories = memories,
 #ifndef BREAK_half

@@ -135,3 +135,30 @@ fn a_peer_gets_no_connection_for_a_nic_that_it_has_not() {
         },
     );
 }
+
+#[test]
+fn a_nic_that_is_of_no_use_any_more_gives_no_connection_and_says_why() {
+    let blind = |control: &mut standin::Control| drop(control.say("blind device=0"));
+    called(
+        "a_nic_that_is_of_no_use_any_more_gives_no_connection_and_says_why",
+        &[0],
+        blind,
+        |answers, queues| {
+            let error = answers[0].as_ref().unwrap_err();
+            assert!(error.text.contains("taking the completions of device roce0"), "{error}");
+            assert_eq!(queues, 0);
+        },
+    );
+}
+
+#[test]
+fn a_plug_in_whose_device_is_down_gives_no_connection_and_says_so() {
+    let options =
+        NicOptions { library: Some(plugins::broken("down")), ..("plugin:n0".parse::<NicOptions>().unwrap()) };
+    let (rma, told, _moves) = served(&options, |_| {});
+    let address = rma.nics().addresses.remove(0);
+    rma.called(SESSION, NicCall { from: 0, to: 0, kind: NicCallKind::Connect, address });
+    let error = told.recv_timeout(PATIENCE).unwrap().outcome.unwrap_err();
+    assert!(error.text.contains("its device cannot be used now"), "{error}");
+    rma.stop();
+}

@@ -197,10 +197,12 @@ impl<C: RmaDevice> Worker<C> {
             Err(error) => return log::error!("NIC {} cannot cut off a peer: {error}", self.number),
         }
         let has = theirs.addresses.len();
-        let outcome = match usize::from(call.from) < has {
-            true => self.device.admit(session, call.from, &call.address),
+        let outcome = match &self.broken {
+            // Its thread does not look after it any more: what comes by it may never end.
+            Some(why) => Err(why.clone()),
+            None if usize::from(call.from) < has => self.device.admit(session, call.from, &call.address),
             // One connection for each NIC that the peer has told of: what they take of this one is bounded.
-            false => Err(Error::new(
+            None => Err(Error::new(
                 Code::TransportUnavailable,
                 format!("the engine that asks has told of {has} NIC(s), and its number {} asks", call.from),
             )),
@@ -212,6 +214,9 @@ impl<C: RmaDevice> Worker<C> {
 
     /// All peers must take another address from now on.
     pub(super) fn tell_address(&mut self) {
+        if self.broken.is_some() {
+            return;
+        }
         match self.device.address() {
             Ok(address) => self.services.rma.moved(self.told.moved(self.number, address)),
             // Whoever wants a connection asks for it, and it is tried again.

@@ -142,7 +142,7 @@ impl RmaDevice for PluginRmaDevice {
     }
 
     fn admit(&mut self, _session: u64, _from: u8, _told: &[u8]) -> Result<Vec<u8>> {
-        self.address()
+        self.down().map_or_else(|| self.address(), Err)
     }
 
     fn leave(&mut self, session: u64, conn: Conn) {
