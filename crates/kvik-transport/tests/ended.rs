@@ -162,3 +162,18 @@ fn a_plug_in_whose_device_is_down_gives_no_connection_and_says_so() {
     assert!(error.text.contains("its device cannot be used now"), "{error}");
     rma.stop();
 }
+
+/// Each move costs all its other peers what they have in flight, and a second one in a row the transfers.
+#[test]
+fn a_nic_that_cuts_off_several_peers_at_once_moves_once() {
+    let name = "a_nic_that_cuts_off_several_peers_at_once_moves_once";
+    Standin::Fabric.alone(name, &[("KVIK_STANDIN_DEVICES", "1")], |_| {
+        let options =
+            NicOptions { library: Some(Standin::Fabric.library()), ..("efa".parse::<NicOptions>().unwrap()) };
+        let (rma, _answers, moves) = served(&options, |rma| (1..=8).for_each(|session| rma.fence(session)));
+        let told = moves.recv_timeout(PATIENCE).unwrap();
+        rma.stop();
+        assert_eq!(moves.try_iter().count(), 0, "it has moved again");
+        assert_eq!(told.addresses.len(), 1);
+    });
+}

@@ -59,6 +59,8 @@ pub(super) struct Worker<C: RmaDevice> {
     idle: u32,
     /// It has claimed work requests in its last turn, and may find more.
     pub took: bool,
+    /// Peers must take another address, and do not know it yet.
+    untold: bool,
     /// It was told to end.
     ending: bool,
     /// When the next turn is due, if nothing happens before.
@@ -100,6 +102,7 @@ impl<C: RmaDevice> Worker<C> {
             waits,
             idle: 0,
             took: false,
+            untold: false,
             ending: false,
             due: Instant::now(),
             broken: None,
@@ -189,6 +192,9 @@ impl<C: RmaDevice> Worker<C> {
 
     /// One turn: takes what has ended, and posts what there is room for. Whether anything moved.
     fn progress(&mut self) -> bool {
+        if std::mem::take(&mut self.untold) {
+            self.tell_address();
+        }
         self.memories.let_go(self.peers.nics_here());
         let mut moved = self.take_completions();
         moved |= self.stage();
@@ -216,13 +222,12 @@ impl<C: RmaDevice> Worker<C> {
         self.abandon(session, "the session has ended");
         match self.device.fence(session) {
             Ok(moved) => {
-                // First: what all peers need next takes its time.
                 if fence.is_done() {
                     self.services.sessions.fenced(session);
                 }
-                if moved {
-                    self.tell_address();
-                }
+                // Later, and once for all that were cut off with it: what all peers need next takes its time, and each
+                // move costs the others what they have in flight.
+                self.untold |= moved;
             }
             // Then pages stay in quarantine, and nobody takes them for free.
             Err(error) => log::error!("a NIC cannot cut off a peer: {error}"),
