@@ -24,8 +24,10 @@ struct board {
         _Atomic uint32_t down;
         /* Posts that are still to be refused for want of room. */
         _Atomic uint32_t again;
-        /* Its completions cannot be read; or, 2, those of operations that failed cannot. */
+        /* Its completions cannot be read. */
         _Atomic uint32_t blind;
+        /* Failed operations of which there is to be no word, though the queue says that there are some. */
+        _Atomic uint32_t mute;
     } devices[MAX_DEVICES];
 };
 

@@ -24,6 +24,7 @@ static void clear(uint32_t number) {
     }
     atomic_store(&board->devices[number].again, 0);
     atomic_store(&board->devices[number].blind, 0);
+    atomic_store(&board->devices[number].mute, 0);
     set_down(number, 0);
 }
 
@@ -33,7 +34,7 @@ int apply(const struct fault *fault, uint32_t number) {
     } else if (strcmp(fault->kind, "same") == 0) {
         faults[number].same = (uint32_t)fault->count;
     } else if (strcmp(fault->kind, "mute") == 0) {
-        atomic_store(&board->devices[number].blind, 2);
+        atomic_store(&board->devices[number].mute, (uint32_t)fault->count);
     } else if (strcmp(fault->kind, "clear") == 0) {
         clear(number);
     } else {

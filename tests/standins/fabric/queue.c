@@ -82,9 +82,10 @@ static ssize_t queue_read(struct fid_cq *fid, void *buffer, size_t count) {
     size_t got = 0;
     enter(&queue->domain->gate, "fi_cq_read");
     uint32_t blind = atomic_load(&board->devices[queue->domain->device].blind);
-    if (blind) {
+    uint32_t mute = atomic_load(&board->devices[queue->domain->device].mute);
+    if (blind || mute) {
         leave(&queue->domain->gate);
-        return blind == 2 ? -FI_EAVAIL : -FI_EIO;
+        return blind ? -FI_EIO : -FI_EAVAIL;
     }
     for (struct endpoint *ep = queue->first; ep != NULL; ep = ep->next_of_queue) {
         struct done done;
@@ -109,8 +110,10 @@ static ssize_t queue_readerr(struct fid_cq *fid, struct fi_cq_err_entry *entry, 
     struct done done;
     (void)flags;
     enter(&queue->domain->gate, "fi_cq_readerr");
-    uint32_t blind = atomic_load(&queue->domain->link.board->devices[queue->domain->device].blind);
-    if (!blind && queue->failed != NULL && endpoint_peek(queue->failed, &done)) {
+    _Atomic uint32_t *mute = &queue->domain->link.board->devices[queue->domain->device].mute;
+    if (atomic_load(mute) > 0) {
+        atomic_fetch_sub(mute, 1);
+    } else if (queue->failed != NULL && endpoint_peek(queue->failed, &done)) {
         struct pending *pending = &queue->failed->pending[done.id];
         /* Who gives no room for data gets the queue's own, good until it is read again. */
         void *room = entry->err_data_size > 0 ? entry->err_data : queue->text;

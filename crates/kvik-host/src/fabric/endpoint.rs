@@ -20,6 +20,9 @@ use std::sync::Arc;
 const PEERS: usize = 64;
 /// Completions that are taken in one call.
 const BATCH: usize = 64;
+/// Times that a poll hears of a failed operation of which there is no word, before the queue counts as broken: where a
+/// library's own threads are at it, too, the word may come a moment later.
+const WORDLESS: u32 = 1000;
 /// Bytes of the longest address of any provider (EFA 32, sockets 28, shm's name 64 and more).
 const LONGEST_ADDRESS: usize = 512;
 
@@ -285,6 +288,7 @@ impl Endpoint {
     pub fn poll(&mut self, into: &mut Vec<Completion<FabricError>>) -> Result<(), FabricError> {
         let cq = self.used.cq.as_ptr();
         let mut entries = [fi_cq_entry { op_context: ptr::null_mut() }; BATCH];
+        let mut wordless = 0;
         loop {
             // SAFETY: an open queue, and room for as many entries of its format.
             let got = unsafe { ((*(*cq).ops).read)(cq, entries.as_mut_ptr().cast(), BATCH) };
@@ -299,19 +303,24 @@ impl Endpoint {
                 }
                 0 => return Ok(()),
                 code if code == -abi::FI_EAGAIN => return Ok(()),
-                code if code == -abi::FI_EAVAIL => self.take_error(into)?,
+                code if code == -abi::FI_EAVAIL => match self.take_error(into) {
+                    Err(error) if error.number == libc::EAGAIN && wordless < WORDLESS => wordless += 1,
+                    taken => taken?,
+                },
                 code => return self.lib().check("reading completions", code),
             }
         }
     }
 
     /// Takes an operation that failed.
+    ///
+    /// # Errors
+    /// There is none (`EAGAIN`), whatever the queue said; or the queue itself is broken.
     fn take_error(&mut self, into: &mut Vec<Completion<FabricError>>) -> Result<(), FabricError> {
         let cq = self.used.cq.as_ptr();
         let mut entry = fi_cq_err_entry::default();
         // SAFETY: an open queue; the call fills the entry.
         let code = unsafe { ((*(*cq).ops).readerr)(cq, &mut entry, 0) };
-        // Also where there is none (`-FI_EAGAIN`): the queue would say again and again that there is.
         self.lib().check("reading a failed completion", code)?;
         let mut error = self.lib().error("an operation failed", entry.err);
         // SAFETY: an open queue, and the entry that it has just filled; a C string, or null.
