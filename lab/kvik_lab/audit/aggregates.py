@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kvik_lab.audit import rules as r
 from kvik_lab.audit.claims import Scene, Sentence, claim, loose
-from kvik_lab.audit.groups import Group, groups, overlap, ranked, total
+from kvik_lab.audit.groups import Group, groups, overlap, ranked, tokens, total
 from kvik_lab.audit.model import Check
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Value, exactly, holds
@@ -146,20 +146,11 @@ def _one(scene: Scene, sentence: Sentence, at: int, name: str) -> Check | None:
         checks = [check for check in checks if (check.diagnosis or "").startswith(DIGITS)]
     if not checks:
         return None
-    why = checks[0].diagnosis or _elsewhere(order, decided[0], printed)
-    if why is None and name.endswith("mean") and _names(sentence, at, decided[0]):
+    # a number that is no slip of what follows, and is not printed there either, is about something else
+    why = checks[0].diagnosis or _elsewhere(order, decided[0], name, printed)
+    if why is None and name.endswith("mean") and tokens(decided[0].names) <= tokens(sentence.text):
         why = "a mean of other values"
     return replace(checks[0], diagnosis=why)
-
-
-def _names(sentence: Sentence, at: int, group: Group) -> bool:
-    """Whether the words beside a quantity name a group; or its table's heading, where an earlier clause
-    names the group: "mean bandwidth gain: across hosts 43.1%, within a host 43.6%"."""
-    before = sentence.before(at)[-60:]
-    if overlap(before + sentence.after(at)[:40], group.names):
-        return True
-    lead = sentence.text[: sentence.found[at].span[0]]
-    return overlap(before, group.heading) > 0 and overlap(lead, group.names) > 0
 
 
 def _about(scene: Scene, sentence: Sentence, group: Group, order: list[tuple[int, Group]]) -> bool:
@@ -171,17 +162,16 @@ def _about(scene: Scene, sentence: Sentence, group: Group, order: list[tuple[int
     return len({one.table for _, one in order}) == 1 and overlap(sentence.text, known) > 0
 
 
-def _elsewhere(order: list[tuple[int, Group]], meant: Group, printed: Quantity) -> str | None:
-    """Which other summary, or which single value, is printed in place of the one that was meant."""
+def _elsewhere(order: list[tuple[int, Group]], meant: Group, name: str, printed: Quantity) -> str | None:
+    """Which single value is printed in place of the summary that was meant, or the same of another table."""
     fine = replace(printed, approx=False)
     for value, label in zip(meant.values, meant.labels, strict=True):
         if holds(fine, value) or holds(fine, -value):
             return f"a single value is printed: that of {label or 'one cell'}"
-    for group in [meant, *(group for _, group in order if group is not meant)]:
-        for name in ("mean", "maximum", "minimum", "median"):
-            other = _value(group, name, printed)
-            if other is not None and holds(fine, other):
-                return f"the {name} of {group.what} ({group.heading}) is printed"
+    for _, group in order:
+        other = _value(group, name, printed) if group.names == meant.names else None
+        if other is not None and holds(fine, other):
+            return f"the {name} of {group.what} ({group.heading}) is printed"
     return None
 
 

@@ -18,6 +18,10 @@ _OPERATOR = re.compile(r"^[^=≈\d+×*/÷]*?([×*+/÷-]|(?<![A-Za-z])x(?![A-Za-z
 _EQUALS = re.compile(r"^[^=≈<>]*(?:=|≈|=>)[^=<>]*$")
 
 
+# behind the equals sign, what is not the value of the expression: "4 bit + 2 bit = average 3 bit"
+_OTHERWISE = re.compile(r"[=≈][^=]*\b(average|avg|mean|平均)", re.IGNORECASE)
+
+
 @dataclass(frozen=True)
 class Operand:
     """A side of an equation: a printed quantity, or what an expression comes to, in the unit of its
@@ -34,7 +38,9 @@ def equations(sentence: Sentence, previous: Operand | None) -> Iterator[tuple[in
     `previous` is what the line before came to: an equation may go on over the lines of a code block.
     """
     for at, printed in enumerate(sentence.found):
-        if not _EQUALS.match(sentence.before(at)):
+        if not (
+            _EQUALS.match(sentence.before(at)) or (_nearly(printed) and not sentence.before(at).strip(" )"))
+        ):
             continue
         left, start = _left(sentence, at)
         if not left and not at and previous is not None and sentence.text.lstrip().startswith("="):
@@ -44,7 +50,7 @@ def equations(sentence: Sentence, previous: Operand | None) -> Iterator[tuple[in
             if left[0].unit.dimension and left[0].unit.dimension == printed.unit.dimension:
                 yield at, _equal(sentence, printed, Operand(left[0]))
         elif start is not None:
-            value = _evaluate(sentence, start, at)
+            value = None if _OTHERWISE.search(sentence.before(at)) else _evaluate(sentence, start, at)
             if value is not None:
                 yield at, _result(sentence, (start, at), value)
 
@@ -67,10 +73,15 @@ def _left(sentence: Sentence, at: int) -> tuple[list[Quantity], int | None]:
     while start > 0:
         joint = sentence.before(start)
         joined = start == at or bool(_OPERATOR.match(joint)) or sentence.found[start].text[:1] in "+-"
-        if not joined or len(joint) > 40:
+        if not joined or len(joint) > 40 or (start < at and _nearly(sentence.found[start])):
             break
         start -= 1
     return list(sentence.found[start:at]), start if start < at else None
+
+
+def _nearly(quantity: Quantity) -> bool:
+    """Whether its mark of approximation is an equals sign, too."""
+    return quantity.text[:1] in "≈≒"
 
 
 def _evaluate(sentence: Sentence, start: int, at: int) -> float | None:
@@ -147,6 +158,8 @@ def _result(sentence: Sentence, span: tuple[int, int], value: float) -> Check:
         formula += ")"
     scale = 0.01 if printed.unit.kind == "percent" else 1.0
     units = {q.unit.symbol: q.unit for q in sentence.found[start:at] if q.unit.dimension}
+    same = {name: one for name, one in units.items() if one.dimension == printed.unit.dimension}
+    units = same or units  # what else there is has been counted: 16 tokens of 196 bytes
     factor = 1.0
     if len(units) == 1 and printed.unit.dimension:
         (one,) = units.values()

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from kvik_lab.audit.model import Check, Document, Place, Prose, recomputed
 from kvik_lab.audit.quantity import Quantity, quantities
 from kvik_lab.audit.rules import Family, Value, compute, holds
+from kvik_lab.audit.said import Said
 from kvik_lab.audit.series import View
 from kvik_lab.audit.slips import general
 
@@ -47,6 +48,7 @@ class Scene:
     document: Document
     views: tuple[View, ...]
     known: dict[tuple[Place, int], Value]
+    said: Said = field(default_factory=Said)
 
     def near(self, sentence: Sentence) -> list[int]:
         """The tables near a sentence, the nearest first: the one above, the one below, then the
@@ -69,12 +71,27 @@ def sentences(document: Document) -> Iterator[Sentence]:
         for text in [line.text] if line.code else _END.split(line.text):
             start = line.text.index(text, end)
             end = start + len(text)
-            found = quantities(text)
+            found = measured(text)
             if found:
                 lead = line.text[:start]
                 yield Sentence(
                     document.name, text, line.line, line.heading, line.table, found, line.code, lead
                 )
+
+
+_JOINT = re.compile(r"\s*(->|→|=>|⇒|-|to|and|or|vs\.?|versus)\s*")
+
+
+def measured(text: str) -> tuple[Quantity, ...]:
+    """The quantities of a text; of two in a row where the second alone has a unit, as in "from 22 to 200 ms",
+    both have it."""
+    found = list(quantities(text))
+    for at in range(len(found) - 2, -1, -1):
+        one, two = found[at], found[at + 1]
+        borrows = one.unit.kind == "plain" and two.unit.dimension and two.unit.kind != "tokens"
+        if borrows and _JOINT.fullmatch(text[one.span[1] : two.span[0]]):
+            found[at] = one.with_unit(two.unit)
+    return tuple(found)
 
 
 # a value with the product of names that it is: "2 GB (min: block × batch)"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from kvik_lab.audit import series
+from kvik_lab.audit import again, series
 from kvik_lab.audit.caps import caps
 from kvik_lab.audit.claims import Scene
 from kvik_lab.audit.derive import Found, find
@@ -15,6 +15,7 @@ from kvik_lab.audit.levels import level_counts
 from kvik_lab.audit.matrix import rate_checks
 from kvik_lab.audit.model import Audit, Check, Document, Place, recomputed
 from kvik_lab.audit.quantity import Quantity
+from kvik_lab.audit.ratio_rows import ratio_rows
 from kvik_lab.audit.rules import Rule, Value, compute, evaluate, holds
 from kvik_lab.audit.series import Slot, View
 from kvik_lab.audit.text import audit_claims
@@ -45,6 +46,7 @@ def audit_document(document: Document, line: int | None = None) -> Audit:
                 results += _results(found, view)
         extra += level_counts(document.name, index, table, views[index])
         extra += rate_checks(table, views[index])
+        extra += ratio_rows(views[index])
     extra += caps(document, views)
     cells, wrong = _cells(results)
     seen = {check.place for check in cells}
@@ -52,7 +54,8 @@ def audit_document(document: Document, line: int | None = None) -> Audit:
     known = {(r.slot.place, r.slot.quantity.span[0]): r.value for r in results if r.holds}
     known |= {(place, span[0]): one.value for (place, span), one in wrong.items()}
     cells += displaced(views, {check.place for check in cells})
-    claims = audit_claims(Scene(document, tuple(views), known), line)
+    scene = Scene(document, tuple(views), known, again.said(document, views))
+    claims = audit_claims(scene, line)
     return Audit(document.tables, tuple(cells) + tuple(claims))
 
 
@@ -153,7 +156,13 @@ def written(rule: Rule, names: list[str]) -> str:
     return pattern.format(*names) if "{" in pattern else f"{pattern}{', '.join(names)}"
 
 
-_SHIFTED = {"first": "first row", "last": "last row", "above": "row above", "below": "row below"}
+_SHIFTED = {
+    "base": "the row of 1 above",
+    "first": "first row",
+    "last": "last row",
+    "above": "row above",
+    "below": "row below",
+}
 
 
 def _name(found: Found, at: int) -> str:

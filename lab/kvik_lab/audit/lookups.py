@@ -16,7 +16,7 @@ from kvik_lab.audit.model import Check, Document
 from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import Value
 from kvik_lab.audit.series import Series, Slot, View
-from kvik_lab.audit.slips import DIGITS
+from kvik_lab.audit.slips import slip
 
 _CHANGE = re.compile(
     r"faster|slower|better|worse|higher|lower|improve|reduc|gain|differ|more|less|drop|fall|rise|over|increase|cut"
@@ -158,9 +158,14 @@ def _decide(
         return good
     if decided and checks and _CHANGE.search(sentence.text):
         return checks[0]
-    slips = [check for check in checks if (check.diagnosis or "").startswith(DIGITS)]
+    slips = [check for check in checks if slip(printed.digits, _number(check.follows))]
     one = len({check.follows for check in slips}) == 1 and len(_significant(printed)) > 2
     return slips[0] if one else None
+
+
+def _number(text: str) -> str:
+    """The digits in what follows, as it is shown."""
+    return re.search(r"\d[\d,]*(?:\.\d+)?|$", text)[0]  # type: ignore[index]
 
 
 def _significant(printed: Quantity) -> str:
@@ -262,7 +267,7 @@ def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
             continue
         if len(_significant(printed).rstrip("0")) < 2 or not printed.single:
             continue
-        near = scene.near(sentence)
+        near, told = scene.near(sentence), {quantity.digits for quantity in sentence.found}
         for table in near if printed.approx else near[:3]:
             view = scene.views[table]
             slot = _cell(view, printed)
@@ -283,8 +288,12 @@ def quoted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 or _in_table(scene.document, sentence)
             ):
                 continue
-            checks = [_repeats(scene, sentence, printed, one) for one in named]
-            slips = [check for check in checks if (check.diagnosis or "").startswith(DIGITS[:4])]
+            checks = [
+                _repeats(scene, sentence, printed, one)
+                for one in named
+                if not one.quantity.approx and one.quantity.digits not in told
+            ]
+            slips = [check for check in checks if slip(printed.digits, _number(check.follows))]
             if len({check.follows for check in slips}) == 1:
                 yield at, slips[0]
                 break
@@ -321,6 +330,8 @@ def _repeats(scene: Scene, sentence: Sentence, printed: Quantity, slot: Slot) ->
     middle = min(max(middle, value.low), value.high)
     unit = slot.quantity.unit.scale if printed.unit.kind == "plain" else printed.unit.scale
     value = Value(value.low, middle, value.high, unit)
+    if value.middle < 0 < printed.number and not printed.signed:  # the text leaves the sign to its words
+        value = -value
     table = slot.place.table or 0
     name = scene.views[table].labels[slot.place.row or 0]
     rule = f"a cell of table {table + 1} ({name}), repeated"

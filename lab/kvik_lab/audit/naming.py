@@ -59,6 +59,12 @@ _COMPILED = tuple((re.compile(pattern, re.IGNORECASE), families) for pattern, fa
 _TOTAL = re.compile(r"^(total|sum|mean|average|avg|合計|合计|总计|総計|平均)\b", re.IGNORECASE)
 
 
+# how a name begins that sums up others: "CL best metric" and "B200 peak" were measured
+_SUMMARY = re.compile(
+    r"^\W*(max|min|best|worst|peak|top|highest|lowest|fastest|median|p50|最|中)", re.IGNORECASE
+)
+
+
 @lru_cache(maxsize=4096)
 def families_named(name: str) -> frozenset[str]:
     """The families of rules that a name speaks of."""
@@ -90,6 +96,8 @@ def level(rule: Rule, target: Series, view: View) -> int:
         named = True
     if rule.stated:
         return 2
+    if rule.family.name in ("maximum", "minimum", "median"):
+        named = named and bool(_SUMMARY.match(target.name))
     if view.axis == "row":
         return 2 if named and _TOTAL.match(target.name) else int(named)
     mine = words(target.name)

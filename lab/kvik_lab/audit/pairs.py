@@ -38,7 +38,8 @@ def steps(sentence: Sentence) -> Iterator[tuple[int, Check]]:
                 break
             yield from _against(sentence, (one, two), at)
         near = one - 1
-        if near >= 0 and a.span[0] - sentence.found[near].span[1] < 60 and _VERSUS.search(between):
+        close = near >= 0 and a.span[0] - sentence.found[near].span[1] < 60
+        if close and (_VERSUS.search(between) or _explained(sentence, (one, two), near)):
             yield from _against(sentence, (one, two), near)
 
 
@@ -50,6 +51,8 @@ def _against(sentence: Sentence, pair: tuple[int, int], at: int) -> Iterator[tup
         options = [
             (r.CHANGE, [b, a], f"({b.text} - {a.text}) / {a.text}"),
             (r.CHANGE, [a, b], f"({a.text} - {b.text}) / {b.text}"),
+            (r.RATIO, [a, b], f"{a.text} / {b.text}"),
+            (r.RATIO, [b, a], f"{b.text} / {a.text}"),
         ]
     elif kind == "ratio":
         options = [(r.RATIO, [a, b], f"{a.text} / {b.text}"), (r.RATIO, [b, a], f"{b.text} / {a.text}")]
@@ -63,7 +66,9 @@ def _against(sentence: Sentence, pair: tuple[int, int], at: int) -> Iterator[tup
             checks.append(claim(sentence, printed, value, f"{family.name} of two values", formula))
     if checks:
         best = next((check for check in checks if check.holds), checks[0])
-        if re.fullmatch(r"\s*[(,=]+\s*", sentence.before(at)) or _explained(sentence, pair, at):
+        listed = not any(q.unit.kind == "plain" for q in sentence.found[pair[1] + 1 : at])
+        follows = listed and re.fullmatch(r"\s*[(,=]+\s*", sentence.before(at))
+        if follows or _explained(sentence, pair, at):
             # nothing else can be meant
             best = replace(best, diagnosis=best.diagnosis or "another computation")
         yield at, best

@@ -101,6 +101,10 @@ _MISSING = {"", "-", "--", "—", "–", "n/a", "na", "nan", "none", "null", "tb
 _BEFORE = re.compile(r"[A-Za-z0-9_.,:/#=\\^]$|[A-Za-z0-9^]-$")
 
 
+# what Markdown would else take for markup: \+3.0%
+_ESCAPED = re.compile(r"\\([\\`*_{}\[\]()#+\-.!~<>=$])")
+
+
 @lru_cache(maxsize=8192)
 def plain(text: str) -> str:
     """Text without Markdown and HTML markup, with one form for each character that has several."""
@@ -110,6 +114,7 @@ def plain(text: str) -> str:
     text = html.unescape(re.sub(r"</?[A-Za-z][^<>]*>", "", text))
     text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", text)
     text = re.sub(r"(\*\*|__|`|~~)", "", text)
+    text = _ESCAPED.sub(r"\1", text)
     text = unicodedata.normalize("NFKC", text.replace("½", "1/2"))
     text = text.replace("−", "-").replace("‐", "-").replace("‑", "-").replace("–", "-")
     return re.sub(r"[ \t\u3000\xa0]+", " ", text).strip().strip("*").strip()

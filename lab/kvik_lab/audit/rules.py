@@ -210,6 +210,8 @@ def scales_of(
     if family in ADDITIVE:
         return _additive(inputs, target, binary)
     if family in RELATIVE:
+        if target.kind == "ratio" and family not in ("ratio", "share"):  # 45x is no change of 4,500 %
+            return None
         if target.dimension != NONE or target.kind == "points" or not compatible(inputs):
             return None
         one = scale_of(inputs, binary[0])

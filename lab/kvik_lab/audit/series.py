@@ -31,7 +31,7 @@ class Slot:
 class Series:
     """Quantities that a column or a row holds. `note` counts the derived values inside cells from
     1; 0 is the cells' own value. `shift` says whose rows these are: "" its own, "first", "last",
-    "above", "below"."""
+    "above", "below", "base"."""
 
     name: str
     position: int

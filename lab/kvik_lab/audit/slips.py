@@ -92,7 +92,11 @@ def _digits(printed: Quantity, value: Value) -> str | None:
             return "two digits changed places"
     for at in places:
         for other in "0123456789":
-            if other != digits[at] and _undone(printed, digits[:at] + other + digits[at + 1 :], value):
+            if (
+                other != digits[at]
+                and (at > places[0] or other != "0")
+                and _undone(printed, digits[:at] + other + digits[at + 1 :], value)
+            ):
                 return f"one digit: {digits[at]} for {other}"
     for at in places[: len(places) if len(places) > 2 else 0]:
         if _undone(printed, digits[:at] + digits[at + 1 :], value):
@@ -103,3 +107,20 @@ def _digits(printed: Quantity, value: Value) -> str | None:
 def _undone(printed: Quantity, digits: str, value: Value) -> bool:
     number = math.copysign(float(digits), printed.number)
     return holds(replace(printed, number=number, upper=None), value)
+
+
+def slip(one: str, other: str) -> bool:
+    """Whether digits are others with one changed, two neighbours swapped, or the decimal point moved. A
+    change of the last two digits is none (of the last, where there are two), and none is one between 0.79 and
+    1.79: that is another measurement more often."""
+    a, b = one.replace(",", ""), other.replace(",", "")
+    if a.replace(".", "").strip("0") == b.replace(".", "").strip("0"):
+        return a != b and any(math.isclose(float(a), f * float(b), rel_tol=1e-9) for f in (10, 0.1))
+    if len(a) != len(b) or a.find(".") != b.find("."):
+        return False
+    digits = [(x, y) for x, y in zip(a, b, strict=True) if x != "."]
+    digits = list(itertools.dropwhile(("0", "0").__eq__, digits))
+    differ = [at for at, (x, y) in enumerate(digits) if x != y]
+    if len(differ) == 1:
+        return differ[0] < max(len(digits) - 2, 1) and "0" not in digits[0]
+    return len(differ) == 2 and differ[1] == differ[0] + 1 and digits[differ[0]] == digits[differ[1]][::-1]

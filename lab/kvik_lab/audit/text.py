@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from kvik_lab.audit import aggregates, arithmetic, lookups, pairs, spoken
-from kvik_lab.audit.claims import Scene, Sentence, sentences
+from kvik_lab.audit import again, aggregates, arithmetic, lookups, pairs, spoken
+from kvik_lab.audit.claims import Scene, Sentence, measured, sentences
 from kvik_lab.audit.model import Check
-from kvik_lab.audit.quantity import quantities
 
 _Reader = Callable[[Scene, Sentence], Iterator[tuple[int, Check]]]
 
@@ -33,6 +32,7 @@ _HARD: tuple[_Reader, ...] = (
 # what these read is looked for: a number that does not follow may be about something else, so it has to be
 # one slip away from what does
 _SOFT: tuple[_Reader, ...] = (
+    again.contradicted,
     _alone(pairs.steps),
     _alone(arithmetic.totals),
     lookups.rows_named,
@@ -45,6 +45,7 @@ _SOFT: tuple[_Reader, ...] = (
     aggregates.ranges,
     lookups.per_token,
     lookups.quoted,
+    again.repeated,
 )
 
 
@@ -97,7 +98,7 @@ def _can_fail(scene: Scene, sentence: Sentence, previous: arithmetic.Operand | N
     start = sentence.text.find(quantity.digits, quantity.span[0])
     for digits in _others(quantity.digits):
         text = sentence.text[:start] + digits + sentence.text[start + len(quantity.digits) :]
-        found = quantities(text)
+        found = measured(text)
         if len(found) == len(sentence.found):
             changed = _known(scene, replace(sentence, text=text, found=found), previous)
             if any(not check.holds for check in changed.get(at, ())):

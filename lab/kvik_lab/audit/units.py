@@ -106,6 +106,7 @@ def _prefixed(prefix: str, power: int) -> dict[str, Unit]:
 
 _UNITS = _simple()
 _PER_SECOND = {"bps": "b", "Bps": "B", "kbps": "kb", "Kbps": "Kb", "Mbps": "Mb", "Gbps": "Gb", "Tbps": "Tb"}
+_TOKEN_RATES = {"t/s"}
 _COUNT_RATES = {"qps", "QPS", "rps", "RPS", "req/s", "IOPS", "ops/s", "TPS", "tps", "it/s"}
 _MONEY = {"USD", "$", "EUR", "€", "JPY", "¥", "円", "元", "CNY"}
 _SPLIT = re.compile(r"^(.+?)\s*/\s*(s|sec|second|秒|h|hr|hour|時間|token|tok|トークン|GPU|gpu)$")
@@ -127,6 +128,8 @@ def _rate(word: str) -> Unit | None:
     if word in _PER_SECOND:
         inner = _UNITS.get(_PER_SECOND[word]) or Unit("b", "bits", BYTES, 0.125, 0.125)
         return Unit(word, "rate", combine(inner.dimension, TIME, -1), inner.scale, inner.binary)
+    if word in _TOKEN_RATES:
+        return Unit(word, "rate", combine(TOKENS, TIME, -1), 1.0, 1.0)
     if word in _COUNT_RATES:
         return Unit(word, "rate", (("time", -1),), 1.0, 1.0)
     match = _SPLIT.match(word)
@@ -150,7 +153,10 @@ def combine(left: Dimension, right: Dimension, sign: int) -> Dimension:
 _NAMES = sorted((name for name in _UNITS), key=len, reverse=True)
 _LATIN = [re.escape(name) for name in _NAMES if name.isascii()]
 _OTHER = [re.escape(name) for name in _NAMES if not name.isascii()]
-_RATES = [re.escape(name) for name in sorted(_PER_SECOND.keys() | _COUNT_RATES, key=len, reverse=True)]
+_RATES = [
+    re.escape(name)
+    for name in sorted(_PER_SECOND.keys() | _COUNT_RATES | _TOKEN_RATES, key=len, reverse=True)
+]
 _BASE = "(?:" + "|".join(_RATES + _LATIN + _OTHER) + ")"
 #: A unit in running text: the longest that is one, not the beginning of a longer word.
 PATTERN = rf"(?:{_BASE}(?:\s?/\s?(?:sec|s|秒|hour|hr|h|token|tok|トークン|GPU|gpu))?)"

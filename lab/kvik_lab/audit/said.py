@@ -1,0 +1,31 @@
+"""What a document prints with a unit, by kind, with the words that it is printed with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from kvik_lab.audit.quantity import Quantity
+from kvik_lab.audit.units import Dimension
+
+Kind: TypeAlias = tuple[str, Dimension]
+"""The kind of a unit without dimension, and the dimension."""
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A number in a sentence, or in a cell with its names."""
+
+    quantity: Quantity
+    line: int
+    words: frozenset[str]
+    cell: bool
+
+
+@dataclass(frozen=True)
+class Said:
+    """All facts of a document; `weights` are of their words, larger for rare ones."""
+
+    facts: Mapping[Kind, tuple[Fact, ...]] = field(default_factory=dict)
+    weights: Mapping[str, float] = field(default_factory=dict)
