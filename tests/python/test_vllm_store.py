@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kvik.handover.content import SAMPLE_BYTES, SAMPLE_PLACES
 from tests.python.store_rig import Served
 from tests.python.vllm_harness import Status
 from tests.python.vllm_images import Data, Pixels, image, pixels
@@ -100,9 +101,13 @@ def test_a_salt_sets_tenants_apart(kvik_vllm: ModuleType, model: Path) -> None:
 
 
 def test_other_weights_under_one_name_are_a_miss(kvik_vllm: ModuleType, served: Served, model: Path) -> None:
+    """They differ in a byte that the sample of a handover has not: it has each other 4 KiB of these."""
+    content = bytearray(str(model).encode().ljust(2 * SAMPLE_PLACES * SAMPLE_BYTES))
+    weights(model, bytes(content))
     with running(StoreServer(kvik_vllm, model, at(served)).met()) as (first,):
         first.serve(PROMPT)
-    weights(model, b"others")
+    content[SAMPLE_BYTES + 1] = 1
+    weights(model, bytes(content))
     with running(StoreServer(kvik_vllm, model, at(served)).met()) as (second,):
         assert second.serve(PROMPT).hit == 0
 
