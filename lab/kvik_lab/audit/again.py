@@ -170,7 +170,7 @@ def _enough(printed: Quantity, weight: float, group: Sequence[Fact]) -> bool:
     if digits > 3:
         return True
     if digits == 3:
-        return weight >= 1.5 if lines > 1 else weight >= 4 and cell
+        return weight >= 1.5 if lines > 1 else weight >= 8 and cell
     least = 1.5 if lines > 5 else 6 if lines > 2 else 9 if lines > 1 else math.inf
     return weight >= min(least, 14 if cell else math.inf)
 
