@@ -517,6 +517,7 @@ def serve_router(
     release_timeout: float,
     drain_timeout: float,
     max_body: int,
+    max_body_memory: int,
     max_inflight: int,
     transfer_mode: str = "pull",
 ) -> RunningRouter: ...

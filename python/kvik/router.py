@@ -61,6 +61,7 @@ class Native(Protocol):
         release_timeout: float,
         drain_timeout: float,
         max_body: int,
+        max_body_memory: int,
         max_inflight: int,
         transfer_mode: str,
     ) -> RunningRouter:
@@ -86,6 +87,7 @@ class RouterOptions:
     release_timeout: float
     drain_timeout: float
     max_body: int
+    max_body_memory: int
     max_inflight: int
     transfer_mode: str
     log_level: logs.Level

@@ -104,7 +104,7 @@ def serve(given: dict[str, Any], name: str, wrong: Any) -> object:
 def calls_of_a_router() -> Iterator[tuple[str, Callable[[Any], object]]]:
     given: dict[str, Any] = {
         "host": "127.0.0.1", "port": 0, "prefill": ["http://127.0.0.1:1"],
-        "decode": ["http://127.0.0.1:2"], "max_body": 1, "max_inflight": 1, **ROUTER,
+        "decode": ["http://127.0.0.1:2"], "max_body": 1, "max_body_memory": 3, "max_inflight": 1, **ROUTER,
     }  # fmt: skip
     for name in ROUTER:
         yield f"serve_router {name}", partial(serve, given, name)

@@ -79,6 +79,7 @@ def test_a_signal_drains_and_ends_well(monkeypatch: pytest.MonkeyPatch) -> None:
         "release_timeout": 30.0,
         "drain_timeout": 30.0,
         "max_body": 2 << 20,
+        "max_body_memory": 512 << 20,
         "max_inflight": 1024,
         "transfer_mode": "pull",
     }

@@ -16,7 +16,7 @@ pub struct PyRouter(RunningRouter);
 /// Raises InvalidArgument for a setting or URL that cannot work, OSError when the address cannot be listened on.
 #[pyfunction]
 #[pyo3(signature = (*, host, port, prefill, decode, connect_timeout, prefill_timeout, decode_timeout,
-    client_timeout, release_timeout, drain_timeout, max_body, max_inflight, transfer_mode="pull"))]
+    client_timeout, release_timeout, drain_timeout, max_body, max_body_memory, max_inflight, transfer_mode="pull"))]
 #[expect(clippy::too_many_arguments, reason = "each is a keyword of the Python function")]
 pub fn serve_router(
     py: Python<'_>,
@@ -31,6 +31,7 @@ pub fn serve_router(
     release_timeout: Seconds,
     drain_timeout: Seconds,
     max_body: Natural,
+    max_body_memory: Natural,
     max_inflight: Natural,
     transfer_mode: &str,
 ) -> PyResult<PyRouter> {
@@ -54,6 +55,7 @@ pub fn serve_router(
         release_timeout: seconds(py, "release_timeout", release_timeout)?,
         drain_timeout: seconds(py, "drain_timeout", drain_timeout)?,
         max_body: max_body.within(py, "max_body")?,
+        max_body_memory: max_body_memory.within(py, "max_body_memory")?,
         max_inflight: max_inflight.within(py, "max_inflight")?,
         stream,
         ..RouterConfig::new(prefill, decode)

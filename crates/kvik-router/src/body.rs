@@ -8,7 +8,7 @@ use std::fmt;
 
 use http::StatusCode;
 use serde::Deserialize;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::de::{Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::metrics::Recompute;
@@ -20,6 +20,10 @@ pub(crate) enum Kind {
     Completion,
     Chat,
 }
+
+/// Most keys of a body, and of what vLLM takes for keys: several times what any engine knows. Else an entry for each two
+/// quotes and a number would take ten times the memory of the body.
+const MOST_KEYS: usize = 256;
 
 const PARAMS: &str = "kv_transfer_params";
 
@@ -40,7 +44,8 @@ impl<'a> RequestBody<'a> {
     /// Reads a body. Its values are checked to be JSON; nothing is copied.
     pub(crate) fn parse(bytes: &'a [u8], kind: Kind) -> Result<Self, Reply> {
         let not_json = |e: serde_json::Error| {
-            let message = format!("the request body is not valid JSON: {e}");
+            let what = if e.is_data() { "cannot be read" } else { "is not valid JSON" };
+            let message = format!("the request body {what}: {e}");
             Reply::refused(StatusCode::BAD_REQUEST, "invalid_json", message)
         };
         if bytes.iter().find(|b| !b.is_ascii_whitespace()).is_some_and(|b| *b != b'{') {
@@ -55,7 +60,8 @@ impl<'a> RequestBody<'a> {
             return Err(Reply::refused(StatusCode::BAD_REQUEST, "missing_prompt", message));
         }
         // vLLM takes what is in there for parameters of its own, unless the request has those.
-        let more = body.get("vllm_xargs").and_then(|text| serde_json::from_str::<Self>(text).ok());
+        let more = body.get("vllm_xargs").filter(|text| text.starts_with('{'));
+        let more = more.map(serde_json::from_str::<Self>).transpose().map_err(not_json)?;
         if body.get(PARAMS).is_some() || more.is_some_and(|more| more.get(PARAMS).is_some()) {
             let message = format!(
                 "`{PARAMS}` is set by this router; send the request without it, also in `vllm_xargs`"
@@ -208,7 +214,7 @@ fn is_batch(prompt: &str) -> bool {
     if first.is_some_and(|c| c.is_ascii_digit()) {
         return false;
     }
-    serde_json::from_str::<Vec<&RawValue>>(prompt).map_or(true, |entries| entries.len() != 1)
+    serde_json::from_str::<Vec<IgnoredAny>>(prompt).map_or(true, |entries| entries.len() != 1)
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for RequestBody<'a> {
@@ -220,8 +226,14 @@ impl<'de: 'a, 'a> Deserialize<'de> for RequestBody<'a> {
                 f.write_str("a JSON object")
             }
             fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {
-                let mut entries = Vec::new();
+                let mut entries: Self::Value = Vec::new();
                 while let Some(entry) = map.next_entry()? {
+                    // Bodies that are made here have one more.
+                    if entries.len() + usize::from(entry.0 != PARAMS) > MOST_KEYS {
+                        return Err(M::Error::custom(format_args!(
+                            "an object of more than {MOST_KEYS} keys"
+                        )));
+                    }
                     entries.push(entry);
                 }
                 Ok(entries)
@@ -324,6 +336,23 @@ mod tests {
             [r#"{"prompt":"x","vllm_xargs":{"a":"kv_transfer_params"}}"#, r#"{"prompt":"x","vllm_xargs":7}"#]
         {
             parse(none, Kind::Completion);
+        }
+    }
+
+    #[test]
+    fn no_body_makes_a_list_that_is_larger_than_itself() {
+        let keys = |count| (0..count).map(|i| format!(r#","{i}":0"#)).collect::<String>();
+        let most = format!(r#"{{"prompt":"x"{}}}"#, keys(MOST_KEYS - 1));
+        let whole =
+            parse(&most, Kind::Completion).for_decode(Some(&RawValue::from_string("{}".into()).unwrap()));
+        RequestBody::again(&whole).unwrap().for_release(Kind::Completion);
+        for many in [
+            format!(r#"{{"prompt":"x"{}}}"#, keys(MOST_KEYS)),
+            format!(r#"{{"prompt":"x","vllm_xargs":{{"kv_transfer_params":0{}}}}}"#, keys(MOST_KEYS + 1)),
+            r#"{"prompt":"x","vllm_xargs":{"\ud800":0,"kv_transfer_params":0}}"#.into(),
+        ] {
+            let reply = RequestBody::parse(many.as_bytes(), Kind::Completion).err().unwrap();
+            assert_eq!(reply.code, "invalid_json", "{}", reply.message);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Body;
 
@@ -15,6 +15,8 @@ pub(crate) enum CollectError {
     Silent,
     /// The connection ended within the body.
     Broken,
+    /// There is no memory for what has come.
+    NoMemory,
 }
 
 /// Memory taken before any byte has arrived, whatever length the sender announces.
@@ -24,8 +26,13 @@ const FIRST_RESERVE: u64 = 64 << 10;
 /// else hold its place for years.
 pub(crate) const LEAST_RATE: usize = 16 << 10;
 
-/// All bytes of `body`, at most `limit` of them.
-pub(crate) async fn collect<B>(mut body: B, limit: usize, silence: Duration) -> Result<Bytes, CollectError>
+/// All bytes of `body`, at most `limit` of them. `room` is asked for each length before it is held.
+pub(crate) async fn collect<B>(
+    mut body: B,
+    limit: usize,
+    silence: Duration,
+    mut room: impl FnMut(usize) -> bool,
+) -> Result<Bytes, CollectError>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -33,14 +40,19 @@ where
     if announced > limit as u64 {
         return Err(CollectError::TooLarge);
     }
-    let mut all = BytesMut::with_capacity(announced.min(FIRST_RESERVE) as usize);
+    let mut all = Vec::with_capacity(announced.min(FIRST_RESERVE) as usize);
     let began = Instant::now();
     loop {
         let until = silence + Duration::from_secs((all.len() / LEAST_RATE) as u64);
         let patience = until.saturating_sub(began.elapsed()).min(silence);
-        let Some(data) = next_piece(&mut body, patience).await? else { return Ok(all.freeze()) };
+        let Some(data) = next_piece(&mut body, patience).await? else {
+            return Ok(all.into_boxed_slice().into());
+        };
         if all.len() + data.len() > limit {
             return Err(CollectError::TooLarge);
+        }
+        if !room(all.len() + data.len()) {
+            return Err(CollectError::NoMemory);
         }
         all.extend_from_slice(&data);
     }

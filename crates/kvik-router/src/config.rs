@@ -7,6 +7,8 @@ use std::time::Duration;
 use http::Uri;
 use http::uri::{Authority, PathAndQuery, Scheme};
 
+use crate::memory::COPIES;
+
 /// Everything a router is started with. [`RouterConfig::new`] gives the defaults; every field may be changed.
 #[derive(Debug, Clone)]
 pub struct RouterConfig {
@@ -34,6 +36,9 @@ pub struct RouterConfig {
     pub drain_timeout: Duration,
     /// Largest request body, in bytes.
     pub max_body: usize,
+    /// Most memory of the bodies of all requests, in bytes: three times their length, since engines get their own. One
+    /// that has no room is answered 503 with `Retry-After`.
+    pub max_body_memory: usize,
     /// Most requests in progress; one more is answered 503 with `Retry-After`.
     pub max_inflight: usize,
     /// Whether KV is handed over while prefill still computes, from engines that can.
@@ -55,6 +60,7 @@ impl RouterConfig {
             release_timeout: Duration::from_secs(30),
             drain_timeout: Duration::from_secs(30),
             max_body: 32 << 20,
+            max_body_memory: 512 << 20,
             max_inflight: 1024,
             stream: false,
         }
@@ -77,6 +83,13 @@ impl RouterConfig {
         }
         if self.max_body == 0 {
             return refuse("max_body is 0: every request has a body");
+        }
+        if self.max_body_memory / COPIES < self.max_body {
+            let text = format!(
+                "max_body_memory is {}: it must be at least {COPIES} times max_body, which is {}",
+                self.max_body_memory, self.max_body
+            );
+            return refuse(&text);
         }
         let times = [
             ("connect_timeout", self.connect_timeout),

@@ -16,6 +16,7 @@ use crate::collect::{CollectError, collect, next_piece};
 use crate::config::EngineUrl;
 use crate::exchange::Exchange;
 use crate::headers::for_engine;
+use crate::memory::Share;
 use crate::metrics::{FailureKind, Outcome, Recompute, Role, Stage};
 use crate::pool::Engine;
 use crate::release::GrantedKv;
@@ -47,12 +48,19 @@ pub(crate) struct ClientRequest<'a> {
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: RequestBody<'a>,
+    pub(crate) memory: Arc<Share>,
 }
 
 impl ClientRequest<'_> {
     /// One of the requests that it becomes.
     pub(crate) fn call(&self, headers: &HeaderMap, body: Vec<u8>) -> Call {
-        Call { method: Method::POST, path: self.path.clone(), headers: headers.clone(), body: body.into() }
+        Call {
+            method: Method::POST,
+            path: self.path.clone(),
+            headers: headers.clone(),
+            body: body.into(),
+            _memory: Some(self.memory.clone()),
+        }
     }
 }
 
@@ -124,7 +132,8 @@ pub(crate) async fn read_params(
     response: Response<Incoming>,
 ) -> Result<Option<Box<RawValue>>, (FailureKind, String)> {
     let silence = shared.upstream.silence(Role::Prefill);
-    let answer = collect(response.into_body(), MOST_PREFILL_ANSWER, silence).await.map_err(broken)?;
+    let answer =
+        collect(response.into_body(), MOST_PREFILL_ANSWER, silence, |_| true).await.map_err(broken)?;
     params_of(&answer).map_err(|e| (FailureKind::Protocol, format!("its answer is not a JSON object: {e}")))
 }
 
@@ -200,7 +209,7 @@ fn says_its_end(response: &Response<Incoming>) -> bool {
 async fn read_beginning(response: Response<Incoming>, silence: Duration) -> Result<Begun, CollectError> {
     let (head, mut body) = response.into_parts();
     if body.size_hint().exact().is_some_and(|size| size <= MOST_WHOLE_ANSWER as u64) {
-        return Ok(Begun::Whole(head, collect(body, MOST_WHOLE_ANSWER, silence).await?));
+        return Ok(Begun::Whole(head, collect(body, MOST_WHOLE_ANSWER, silence, |_| true).await?));
     }
     let first = next_piece(&mut body, silence).await?.unwrap_or_default();
     Ok(Begun::First(head, first, body))
@@ -246,7 +255,9 @@ fn broken(error: CollectError) -> (FailureKind, String) {
         CollectError::Silent => {
             (FailureKind::Timeout, "it fell silent within its answer, or sent it too slowly".into())
         }
-        CollectError::Broken => (FailureKind::Closed, "its connection ended within its answer".into()),
+        CollectError::Broken | CollectError::NoMemory => {
+            (FailureKind::Closed, "its connection ended within its answer".into())
+        }
     }
 }
 

@@ -48,8 +48,13 @@ fn answered_lately(engine: &Engine) -> bool {
 
 /// Asks one engine; any answer but a 5xx says that it is there.
 async fn ask(shared: &Shared, engine: &Engine) -> bool {
-    let call =
-        Call { method: Method::GET, path: "/health".into(), headers: HeaderMap::new(), body: Bytes::new() };
+    let call = Call {
+        method: Method::GET,
+        path: "/health".into(),
+        headers: HeaderMap::new(),
+        body: Bytes::new(),
+        _memory: None,
+    };
     let attached = Attached::default();
     let asked = tokio::time::timeout(CHECK, shared.upstream.send(engine, &call, &attached, || {})).await;
     if asked.is_err() {

@@ -32,6 +32,7 @@ pub mod fuzzing;
 mod handover;
 mod headers;
 mod health;
+mod memory;
 mod metrics;
 mod note;
 mod pool;

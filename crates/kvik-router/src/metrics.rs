@@ -39,7 +39,7 @@ label_values! {
         Ok = "ok",
         /// Refused by the router or by an engine with a 4xx.
         Refused = "refused",
-        /// Turned away because `max_inflight` requests were in progress.
+        /// Turned away because of `max_inflight` or `max_body_memory`.
         Overloaded = "overloaded",
         /// An engine failed before the answer began; the client got a 502 or 504.
         EngineFailed = "engine_failed",

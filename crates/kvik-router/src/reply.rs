@@ -42,6 +42,16 @@ impl Reply {
         Self { status, outcome: Outcome::Overloaded, code: "overloaded", message }
     }
 
+    /// The bodies of the requests in progress take all the memory that they may.
+    pub(crate) fn no_memory(limit: usize) -> Self {
+        let message = format!(
+            "the bodies of the requests in progress need all of the {limit} bytes of memory that this router has for \
+             them (max_body_memory); try again"
+        );
+        let status = StatusCode::SERVICE_UNAVAILABLE;
+        Self { status, outcome: Outcome::Overloaded, code: "body_memory_full", message }
+    }
+
     /// An engine failed before anything of its answer had been passed on.
     pub(crate) fn engine_failed(failure: &Failure) -> Self {
         let (status, code) = match failure.kind {

@@ -31,6 +31,9 @@ pub(crate) enum Stop {
 /// Connections beyond the requests in progress: idle ones, and those that are told 503.
 const SPARE_CONNECTIONS: usize = 1024;
 
+/// Bytes of a request's head, and what one read brings beyond: as much as most proxies take. A request holds copies of it.
+const MOST_HEAD: usize = 64 << 10;
+
 /// Where no other connection has room, those that are as old and have no request in progress are closed.
 const TIME_TO_ASK: Duration = Duration::from_secs(1);
 /// How often they are told so, at most.
@@ -77,7 +80,7 @@ pub(crate) async fn run(
 async fn accept(listener: &TcpListener, shared: &Arc<Shared>, room: &Room, stop: &mut watch::Receiver<Stop>) {
     let app = app(shared.clone());
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(shared.config.client_timeout);
+    http.timer(TokioTimer::new()).header_read_timeout(shared.config.client_timeout).max_buf_size(MOST_HEAD);
     loop {
         let next = async {
             let place = room.place().await?;

@@ -12,12 +12,12 @@ use http::{HeaderMap, Method, Response, StatusCode, Uri};
 
 use crate::body::{Kind, RequestBody};
 use crate::collect::{CollectError, LEAST_RATE, collect, next_piece};
-use crate::config::RouterConfig;
 use crate::exchange::Exchange;
 use crate::handover::{self, Answer, ClientRequest};
 use crate::headers::{for_engine, request_id};
 use crate::health;
-use crate::metrics::{Endpoint, Stage};
+use crate::memory::Share;
+use crate::metrics::{Endpoint, Outcome, Stage};
 use crate::relay::{respond, takes_trailers};
 use crate::reply::{Reply, json_response};
 use crate::shared::Shared;
@@ -67,18 +67,26 @@ async fn generate(shared: Arc<Shared>, request: Request, kind: Kind, endpoint: E
 
 async fn run(exchange: &mut Exchange, request: Request, kind: Kind) -> Result<Answer, Reply> {
     let (head, mut body) = request.into_parts();
-    let bytes = read_body(&exchange.shared.config, &mut body).await;
-    if bytes.as_ref().is_err_and(|reply| reply.status == StatusCode::PAYLOAD_TOO_LARGE) {
-        read_on(&exchange.shared, &head.headers, body).await;
+    let read = read_body(&exchange.shared, &mut body).await;
+    if let Err(reply) = &read {
+        if reply.outcome == Outcome::Overloaded {
+            log::warn!(request:% = exchange.id; "request {}: turned away: {}", exchange.id, reply.message);
+        }
+        if matches!(reply.status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::SERVICE_UNAVAILABLE) {
+            read_on(&exchange.shared, &head.headers, body).await;
+        }
     }
-    let bytes = bytes?;
+    let (bytes, memory) = read?;
     let parsed = RequestBody::parse(&bytes, kind)?;
-    let request = ClientRequest { kind, path: path_of(&head.uri), headers: head.headers, body: parsed };
+    let (path, memory) = (path_of(&head.uri), Arc::new(memory));
+    let request = ClientRequest { kind, path, headers: head.headers, body: parsed, memory };
     handover::serve(exchange, &request).await
 }
 
-async fn read_body(config: &RouterConfig, body: &mut Body) -> Result<Bytes, Reply> {
-    collect(body, config.max_body, config.client_timeout).await.map_err(|e| match e {
+async fn read_body(shared: &Shared, body: &mut Body) -> Result<(Bytes, Share), Reply> {
+    let (config, mut memory) = (&shared.config, shared.bodies.begin());
+    let read = collect(body, config.max_body, config.client_timeout, |length| memory.grow(length)).await;
+    read.map(|bytes| (bytes, memory)).map_err(|e| match e {
         CollectError::TooLarge => {
             let message =
                 format!("the request body is larger than {} bytes, this router's limit", config.max_body);
@@ -93,6 +101,7 @@ async fn read_body(config: &RouterConfig, body: &mut Body) -> Result<Bytes, Repl
             Reply::refused(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
         }
         CollectError::Broken => Reply::client_left(),
+        CollectError::NoMemory => Reply::no_memory(config.max_body_memory),
     })
 }
 
@@ -123,7 +132,13 @@ async fn models(State(shared): State<Arc<Shared>>, request: Request) -> Response
         return turned_away(&shared, &id, request, Reply::overloaded(shared.config.max_inflight)).await;
     };
     let headers = for_engine(request.headers(), &id);
-    let call = Call { method: Method::GET, path: path_of(request.uri()), headers, body: Bytes::new() };
+    let call = Call {
+        method: Method::GET,
+        path: path_of(request.uri()),
+        headers,
+        body: Bytes::new(),
+        _memory: None,
+    };
     exchange.stage = Stage::Decode;
     let engines = shared.decode.pick_beside();
     match shared.ask(&id, engines, &call, &Attached::default(), &mut exchange.decode).await {

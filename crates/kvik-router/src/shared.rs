@@ -9,6 +9,7 @@ use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 
 use crate::config::{EngineUrl, RouterConfig};
+use crate::memory::BodyMemory;
 use crate::metrics::{Metrics, Role};
 use crate::pool::{Engine, Pool};
 use crate::reply::Reply;
@@ -29,6 +30,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     /// One place a request in progress.
     pub(crate) places: Arc<Semaphore>,
+    /// What the bodies of all requests may take.
+    pub(crate) bodies: BodyMemory,
     /// One place a release at work.
     pub(crate) releases: Arc<Semaphore>,
     /// One place an answer of a prefill engine that is waited for beyond its request.
@@ -46,6 +49,7 @@ impl Shared {
             upstream: Upstream::new(&config),
             metrics: Metrics::new(),
             places: Arc::new(Semaphore::new(config.max_inflight)),
+            bodies: BodyMemory::new(config.max_body_memory),
             releases: Arc::new(Semaphore::new(MOST_RELEASES)),
             late: Arc::new(Semaphore::new(MOST_LATE)),
             tasks: TaskTracker::new(),

@@ -1,7 +1,7 @@
 //! Sending one request to one engine, and saying what came of it.
 
 use std::error::Error as _;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use crate::config::{EngineUrl, RouterConfig};
 use crate::connector::{Answered, MarkingConnector};
+use crate::memory::Share;
 use crate::metrics::{FailureKind, Role};
 use crate::pool::Engine;
 
@@ -57,6 +58,8 @@ pub(crate) struct Call {
     pub(crate) path: String,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
+    /// Of the client's body, where this one is made from it.
+    pub(crate) _memory: Option<Arc<Share>>,
 }
 
 /// Tells, from outside the future that sends, whether a request has been given to a connection.

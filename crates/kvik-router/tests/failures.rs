@@ -363,6 +363,18 @@ async fn a_body_that_comes_byte_by_byte_is_not_waited_for() {
 }
 
 #[tokio::test]
+async fn a_head_has_a_bound() {
+    let (prefill, decode) = (good_prefill().await, good_decode().await);
+    let router = router(&prefill, &decode);
+    for (bytes, status) in [(60 << 10, 200), (200 << 10, 431)] {
+        let mut client = Client::connect(router.addr()).await;
+        let long = "x".repeat(bytes);
+        let answer = client.post("/v1/completions", SENT, &[("x-long", &long)]);
+        assert_eq!(within("an answer", answer).await.unwrap().status().as_u16(), status);
+    }
+}
+
+#[tokio::test]
 async fn a_chunked_body_over_the_limit_and_one_that_never_ends() {
     let (prefill, decode) = (good_prefill().await, good_decode().await);
     let mut config = config(&[&prefill.url()], &[&decode.url()]);

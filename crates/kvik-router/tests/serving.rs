@@ -189,6 +189,54 @@ async fn one_request_too_many_is_turned_away() {
     until_metric(&router, "kvik_router_inflight 0").await;
 }
 
+/// The bound is on what the bodies of all requests take, each three times: one more is turned away at once, whatever
+/// length it announces, and can be served as soon as another has gone.
+#[tokio::test]
+async fn bodies_have_a_bound_in_bytes_over_all_requests() {
+    let (prefill, _gone) = silent().await;
+    let decode = good_decode().await;
+    let mut config = config(&[&prefill.url()], &[&decode.url()]);
+    (config.max_body, config.max_body_memory) = (1 << 20, 3 << 20);
+    let router = RunningRouter::start(config).unwrap();
+    let body = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(400 << 10));
+    let mut held = Vec::new();
+    for _ in 0..2 {
+        let mut client = Client::connect(router.addr()).await;
+        held.push((tokio::spawn(client.post("/v1/completions", body.clone(), &[])), client));
+        prefill.next().await;
+    }
+    let (status, headers, text) = complete(&router, &body).await;
+    assert_eq!((status.as_u16(), headers["retry-after"].to_str().unwrap()), (503, "1"));
+    assert!(text.contains("body_memory_full") && text.contains("3145728 bytes"), "{text}");
+    until_metric(&router, r#"kvik_router_requests_total{endpoint="completions",outcome="overloaded"} 1"#)
+        .await;
+    let (answer, client) = held.pop().unwrap();
+    client.leave().await;
+    assert!(answer.await.unwrap().is_err());
+    until_metric(&router, "kvik_router_inflight 1").await;
+    let mut client = Client::connect(router.addr()).await;
+    let _third = tokio::spawn(client.post("/v1/completions", body, &[]));
+    prefill.next().await;
+}
+
+/// An answer that is being passed on keeps none of what its request took.
+#[tokio::test]
+async fn bodies_that_all_engines_have_take_no_room() {
+    let (chunks, receive) = mpsc::channel(1);
+    let (prefill, decode) = (good_prefill().await, one_answer(sse(receive, Gone::new().0)).await);
+    let mut config = config(&[&prefill.url()], &[&decode.url()]);
+    (config.max_body, config.max_body_memory) = (1 << 20, 3 << 20);
+    let router = RunningRouter::start(config).unwrap();
+    let body = format!(r#"{{"prompt":"{}"}}"#, "x".repeat(1000 << 10));
+    let mut client = Client::connect(router.addr()).await;
+    chunks.send(Ok(Bytes::from_static(b"1"))).await.unwrap();
+    let answer = client.post("/v1/completions", body.clone(), &[]);
+    let _answer = within("the head", answer).await.unwrap();
+    // The stand-in's second answer: it was asked.
+    let (status, _, text) = complete(&router, &body).await;
+    assert!(status == 502 && text.contains("engine_error"), "{text}");
+}
+
 async fn ended(router: Arc<RunningRouter>) -> Option<Result<usize, RouterError>> {
     tokio::task::spawn_blocking(move || router.wait(Some(BOUND))).await.unwrap()
 }
@@ -262,7 +310,8 @@ async fn a_taken_port_and_a_useless_configuration_are_said_at_start() {
         (RouterConfig { decode: Vec::new(), ..good.clone() }, "no decode engine"),
         (RouterConfig { prefill_timeout: Duration::ZERO, ..good.clone() }, "prefill_timeout"),
         (RouterConfig { max_inflight: 0, ..good.clone() }, "max_inflight"),
-        (RouterConfig { max_body: 0, ..good }, "max_body"),
+        (RouterConfig { max_body: 0, ..good.clone() }, "max_body"),
+        (RouterConfig { max_body: 100, max_body_memory: 299, ..good }, "max_body_memory is 299"),
     ] {
         let said = RunningRouter::start(bad).unwrap_err().to_string();
         assert!(said.contains(word), "{said}");

@@ -365,6 +365,13 @@ ROUTER = Entry(
             reason="Images in chats are large, and each body is held in memory.",
         ),
         _router(
+            name="max_body_memory",
+            kind=Size(),
+            default=512 << 20,
+            help="Most memory for the bodies of all requests, three times their length; at least 3 max_body.",
+            reason="More get 503, which a client can retry: so no clients can use up the machine's memory.",
+        ),
+        _router(
             name="max_inflight",
             kind=Whole(1, 1_000_000),
             default=1024,
