@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -161,6 +162,31 @@ def test_a_preempted_request_is_asked_for_again(server: StoreServer) -> None:
         assert scheduler.get_num_new_matched_tokens(wanted, 0) == (0, False)  # until it is preempted
         server._free += blocks
     server.finish(wanted, server.allocate(5), 1, Status.FINISHED_ABORTED)
+
+
+@pytest.mark.parametrize("why", ["preempted", "waited"])
+def test_what_went_while_a_request_waited_is_put_again(
+    server: StoreServer, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """The store has moved blocks out since it was asked for them."""
+    server.serve(PROMPT)
+    wanted = make(PROMPT)
+    server.server.arrive(wanted)
+    assert server.ask(wanted)[0] == WHOLE
+    if why == "preempted":
+        server.server.scheduler.update_state_after_alloc(wanted, allocated(server.allocate(5)), 0)
+        wanted.num_preemptions = 1
+    else:
+        later = time.monotonic() + 3600.0
+        monkeypatch.setattr(server.server.scheduler._cache, "_clock", lambda: later)
+    assert server.server.workers[0]._cache_rank._tiers._host.clear() == WHOLE // BLOCK
+    assert server.ask(wanted)[0] == 0
+    blocks = server.allocate(5)
+    server.server.scheduler.update_state_after_alloc(wanted, allocated(blocks), 0)
+    server.compute(wanted, blocks, range(len(PROMPT)))
+    server.server.step(scheduler_output([(wanted.request_id, blocks, 0, len(PROMPT))]))
+    server.finish(wanted, blocks, answer=1)
+    assert server.serve(PROMPT).hit == WHOLE
 
 
 def test_nothing_is_found_after_a_reset(server: StoreServer) -> None:

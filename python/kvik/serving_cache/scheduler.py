@@ -270,6 +270,7 @@ class CacheSide:
         old = wanted.phase is Phase.ANSWERED and now - wanted.answered_at > ANSWER_AGE_S
         if old or (wanted.phase is Phase.SETTLED and preemptions > wanted.preemptions):
             wanted.since, wanted.waited, wanted.preemptions = None, 0.0, preemptions
+            wanted.saved = 0  # what has gone meanwhile is put again; the answer says what has not
             self._ask(wanted)
         elif wanted.phase is Phase.NAMING:
             self._ask(wanted)
