@@ -71,6 +71,23 @@ def by_name(document: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {server["name"]: server for server in document["store"]["servers"]}
 
 
+def test_a_server_with_other_metrics_keeps_no_other_one_from_being_looked_at(
+    three: list[Served], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of another version, while the servers of a store are updated."""
+    filled(names(three), 1)
+    odd = names(three)[1]
+
+    def of_another_version(name: str, before: Samples, after: Samples, seconds: float) -> Figures:
+        return figures(name, before, Samples("kvik_store_policy 1\n") if name == odd else after, seconds)
+
+    monkeypatch.setattr("kvik.store.doctor.survey.figures", of_another_version)
+    document = told(*names(three), status=1)
+    assert codes(document) == {"server-unreadable": odd}
+    assert sum(one["contents"]["held"]["blocks"] for one in by_name(document).values()) == PROMPTS * BLOCKS
+    assert f"the metrics of the store at {odd} are not as this version" in document["findings"][0]["fact"]
+
+
 def test_a_healthy_cluster_has_no_findings(three: list[Served], tmp_path: Path) -> None:
     client = filled(names(three), 1)
     listed = tmp_path / "servers"

@@ -25,6 +25,13 @@ _REFUSED = {
 def server_findings(servers: Iterable[Server]) -> Iterator[Finding]:
     """All of this module."""
     for server in servers:
+        if server.unread:
+            yield Finding(
+                "server-unreadable", server.name, server.unread,
+                "what it says of itself is not judged: its memory, its tiers, what it refuses",
+                "Ask it with the kvik that it has; update the servers of a store to one version.",
+                0.0, fails=False,
+            )  # fmt: skip
         if server.figures is not None:
             yield from _broken(server.name, server.figures)
             yield from _pressure(server.name, server.figures)

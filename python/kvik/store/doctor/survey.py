@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from kvik import _native
-from kvik.config.words import shown
 from kvik.stat.snapshot import Samples
 from kvik.store.figures import Figures, figures
 
@@ -69,7 +68,9 @@ class Server:
     """Of its kvik; empty where it does not say."""
     contents: Contents
     figures: Figures | None
-    """What it says of itself, since it began; None where it does not answer."""
+    """What it says of itself, since it began; None where it does not answer, or where ``unread`` says why."""
+    unread: str = ""
+    """Why its metrics could not be read: another version's may be different."""
 
 
 @dataclass(frozen=True)
@@ -154,8 +155,7 @@ def examine(
     None: what most blocks have. max_blocks: copies of blocks to hold at once, beyond which a sample is looked
     at. deadline: seconds for all of it; who has not answered by then is named.
 
-    Raises what meeting the only server says; StoreUnavailable where none of several answers; ProtocolError
-    where one's metrics are not those of a store; InvalidArgument.
+    Raises what meeting the only server says; StoreUnavailable where none of several answers; InvalidArgument.
     """
     until = time.monotonic() + deadline
     # Who does not answer when it is met leaves half of the time for the others.
@@ -191,20 +191,19 @@ def _survey(told: dict[str, Any], wanted: int | None) -> Survey:
 _AMOUNTS = ("held", "memory", "log", "object", "stray", "unplaced", "owed", "lacking", "lost", "away")
 
 
-def _figures(name: str, text: str) -> Figures:
-    try:
-        return figures(name, Samples(""), Samples(text), 0.0)
-    except _native.ProtocolError as error:
-        raise _native.ProtocolError(f"the store's server {shown(name)}: {error}") from error
-
-
 def _server(told: dict[str, Any]) -> Server:
-    text = told["metrics"]
+    read, unread = None, ""
+    if text := told["metrics"]:
+        try:
+            read = figures(told["name"], Samples(""), Samples(text), 0.0)
+        except _native.ProtocolError as error:
+            unread = str(error)
     return Server(
         name=told["name"],
         state=told["state"],
         why=told["why"],
         version=told["version"],
         contents=Contents(**{name: Amount(*told[name]) for name in _AMOUNTS}),
-        figures=_figures(told["name"], text) if text else None,
+        figures=read,
+        unread=unread,
     )
