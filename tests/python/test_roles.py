@@ -231,6 +231,7 @@ def test_a_keeper_far_away(tmp_path: Path, end: str) -> None:
         assert time.monotonic() - began > 4.0
     assert far.wait(60) == 0
     assert ends.read_text() == "far\n"
+    assert (b"nothing was heard of who has started this for 4 s" in far.stdout.read()) == (end != "closes")
     far.stdout.close()
 
 

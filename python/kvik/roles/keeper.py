@@ -29,6 +29,10 @@ from typing import Protocol
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+SILENT = (
+    "kvik: nothing was heard of who has started this for {:g} s, so it is ended: the starter has stood still "
+    "(stopped, asleep, or without a turn on its processors), has ended, or cannot be reached from here.\n"
+)
 SWEEP_LIMIT = 5.0
 LOOKS = 5  # parts of a lease
 SWEEP_LEAST = 200  # processes; no server has so many
@@ -99,7 +103,8 @@ def keep(grace: float, start: Callable[[Callable[[], None]], Child], lease: floa
     signal.signal(signal.SIGTERM, lambda _number, _frame: None)
     child = start(lambda: libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
     ended = os.pidfd_open(child.pid)
-    _wait(ended, wake, lease)
+    if _wait(ended, wake, lease):
+        _say(SILENT.format(lease))
     _signal_group(child.pid, signal.SIGTERM)
     select.select([ended], [], [], grace)
     _signal_group(child.pid, signal.SIGKILL)
@@ -108,8 +113,8 @@ def keep(grace: float, start: Callable[[Callable[[], None]], Child], lease: floa
     return status if status >= 0 else 128 - status
 
 
-def _wait(ended: int, wake: int, lease: float | None) -> None:
-    """Until the child has ended, a signal came, or the starter is gone."""
+def _wait(ended: int, wake: int, lease: float | None) -> bool:
+    """Until the child has ended, a signal came, or the starter is gone: whether its silence says so."""
     part = None if lease is None else lease / LOOKS
     silent = 0.0
     while lease is None or silent < lease:
@@ -119,10 +124,19 @@ def _wait(ended: int, wake: int, lease: float | None) -> None:
         if ready == [0] and os.read(0, 4096):
             silent = 0.0
         elif ready:
-            return
+            return False
         elif part is not None and took < 2 * part:
             # Else this machine stood still, and with it what brings the bytes.
             silent += took
+    return True
+
+
+def _say(text: str) -> None:
+    """Into the child's log, where it can be read by somebody: what brings it there may be gone, and keeps
+    nobody from ending the child."""
+    with contextlib.suppress(OSError):
+        if select.select([], [1], [], 0)[1]:
+            os.write(1, text.encode())
 
 
 def _signal_group(pid: int, number: signal.Signals) -> None:
