@@ -10,6 +10,7 @@ use kvik_host::Memory;
 use object_store::{GetOptions, ObjectStore, ObjectStoreExt};
 use std::ops::Range;
 use std::sync::Arc;
+use tokio::time::{Instant, timeout_at};
 
 /// Bytes between two blocks that are read along with them: about what a store sends in the time of one request.
 const GAP: u64 = 256 << 10;
@@ -26,6 +27,14 @@ pub(crate) struct Wanted {
 
 /// The sums of a block that was read; `None` where it is there no longer, as its owner knows by now.
 pub(crate) type Loaded = Result<Option<Box<[u64]>>>;
+
+/// What is wrong with one object of a store that is well.
+pub(super) enum Fault {
+    /// It has another size than it had: ranges of it are refused, then.
+    Changed,
+    /// It is not given to this server, but others are: as one that was archived, or whose key is withdrawn.
+    Refused,
+}
 
 impl Wanted {
     /// Where its record lies in its object.
@@ -98,7 +107,8 @@ impl Shared {
         let (path, options) =
             (self.path(number), GetOptions { range: Some(range.into()), ..Default::default() });
         let read = async { self.store.get_opts(&path, options).await?.bytes().await };
-        match tokio::time::timeout(self.options.patience, read).await {
+        let by = Instant::now() + self.options.patience;
+        match timeout_at(by, read).await {
             Ok(Ok(bytes)) => {
                 self.breaker.answered();
                 count(&self.counters.received, bytes.len() as u64);
@@ -108,22 +118,43 @@ impl Shared {
                 self.breaker.answered();
                 Ok(None)
             }
-            Ok(Err(_)) if self.has_changed(number, size).await => {
-                self.breaker.answered();
-                count(&self.counters.quarantined, 1);
-                Ok(None)
-            }
-            Ok(Err(error)) => Err(self.failed("reading blocks", &error)),
+            Ok(Err(error)) => match self.fault_of(number, size, &error, by).await {
+                Some(Fault::Changed) => {
+                    self.breaker.answered();
+                    count(&self.counters.quarantined, 1);
+                    Ok(None)
+                }
+                // It may be given again, as where only its key was away for a time.
+                Some(Fault::Refused) => {
+                    self.breaker.answered();
+                    count(&self.counters.failures, 1);
+                    let text = format!("reading object {number} at {} is refused: {error}", self.name);
+                    Err(Error::new(Code::StorageFailed, text))
+                }
+                None => Err(self.failed("reading blocks", &error)),
+            },
             Err(late) => Err(self.failed("reading blocks", &late)),
         }
     }
 
-    /// Whether an object has another size than it had: a store that is well refuses ranges of it, then.
-    pub async fn has_changed(&self, number: u32, size: u64) -> bool {
-        count(&self.counters.gets, 1);
-        let path = self.path(number);
-        let there = tokio::time::timeout(self.options.patience, self.store.head(&path)).await;
-        there.is_ok_and(|there| there.is_ok_and(|meta| meta.size != size))
+    /// What is wrong with an object whose reading has failed, where the store as such is well.
+    pub async fn fault_of(
+        &self,
+        number: u32,
+        size: u64,
+        error: &object_store::Error,
+        by: Instant,
+    ) -> Option<Fault> {
+        use object_store::Error::{PermissionDenied, Unauthenticated};
+        let head = async |path| {
+            count(&self.counters.gets, 1);
+            timeout_at(by, self.store.head(&path)).await.ok()?.ok()
+        };
+        if !matches!(error, PermissionDenied { .. } | Unauthenticated { .. }) {
+            return head(self.path(number)).await.filter(|meta| meta.size != size).map(|_| Fault::Changed);
+        }
+        // Whom it does not know any more it refuses all.
+        head(self.owner_path()).await.map(|_| Fault::Refused)
     }
 
     /// Takes a block out of bytes of its object, which begin at `first`.

@@ -3,6 +3,7 @@
 //! All ends are read before the owner hears of a block, so that no block is served that a later object removes.
 
 use super::batch::{self, Contents, Read};
+use super::load::Fault;
 use super::state::{Object, Shared, Stage, count, number_in};
 use super::upload::LIMIT;
 use crate::log::format::What;
@@ -202,10 +203,14 @@ pub(super) async fn read_end(shared: &Shared, number: u32, size: u64) -> Result<
             Ok(Err(object_store::Error::NotFound { .. })) => {
                 return Ok(Read::Damaged("it is not there any more"));
             }
-            Ok(Err(_)) if shared.has_changed(number, size).await => {
-                return Ok(Read::Damaged("it is not as long any more as it was"));
+            Ok(Err(error)) => {
+                let by = tokio::time::Instant::now() + shared.options.patience;
+                return match shared.fault_of(number, size, &error, by).await {
+                    Some(Fault::Changed) => Ok(Read::Damaged("it is not as long any more as it was")),
+                    Some(Fault::Refused) => Ok(Read::Damaged("reading it is refused")),
+                    None => Err(shared.failed("reading the end of an object", &error)),
+                };
             }
-            Ok(Err(error)) => return Err(shared.failed("reading the end of an object", &error)),
             Err(late) => return Err(shared.failed("reading the end of an object", &late)),
         };
         count(&shared.counters.received, tail.len() as u64);

@@ -68,6 +68,8 @@ pub(super) struct State {
     pub send_now: bool,
     /// Batches that will not be stored, for those who wait for them.
     pub given_up: HashSet<u32>,
+    /// Removing has failed, and is not tried again before this.
+    pub remove_again: Option<Instant>,
     /// Another server has the prefix now: nothing is written or removed any more.
     pub taken_over: bool,
     pub closed: bool,
@@ -86,6 +88,7 @@ impl State {
             said: Said::default(),
             send_now: false,
             given_up: HashSet::new(),
+            remove_again: None,
             taken_over: false,
             closed: false,
         }

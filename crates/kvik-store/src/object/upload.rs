@@ -2,17 +2,20 @@
 
 use super::batch::{self, Batch, Contents, Finished};
 use super::open::read_end;
-use super::state::{Object, QUEUED, Shared, Stage, State, count};
+use super::state::{Object, QUEUED, Shared, Stage, State, count, number_in};
 use crate::log::format::{Seed, What};
 use crate::tier::{Place, TierOwner};
 use futures_util::StreamExt;
 use kvik_core::{Code, Error, Result};
+use object_store::path::Path;
 use object_store::{ObjectStoreExt, PutMode, PutOptions};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How long one request that writes or removes may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
+/// Where objects cannot be removed, that is tried again after so many times what gathering takes.
+const REMOVE_AGAIN: u32 = 6;
 /// How long a tier that ends goes on sending what it has.
 pub(super) const LAST: Duration = Duration::from_secs(15);
 
@@ -68,8 +71,15 @@ impl Shared {
         if let Some(left) = self.breaker.closed_for() {
             return if state.closed { Next::End } else { Next::Wait(Some(left)) };
         }
-        if let Some(first) = state.whole.front() {
+        // Where nothing can be removed, no more is sent than there may be.
+        let stuck = state.bytes > self.options.size && state.remove_again.is_some();
+        if let Some(first) = state.whole.front().filter(|_| !stuck) {
             return Next::Send(first.clone());
+        }
+        let left = state.remove_again.map(|again| again.saturating_duration_since(Instant::now()));
+        if let Some(left) = left.filter(|left| !left.is_zero()) {
+            let due = due.filter(|_| state.whole.is_empty()).unwrap_or(left);
+            return if state.closed { Next::End } else { Next::Wait(Some(due.min(left))) };
         }
         let idle = state.idle();
         if !idle.is_empty() {
@@ -269,21 +279,34 @@ impl Shared {
         let paths: Vec<_> = numbers.iter().map(|number| Ok(self.path(*number))).collect();
         count(&self.counters.deletes, numbers.len() as u64);
         let removing = self.store.delete_stream(futures_util::stream::iter(paths).boxed());
-        let outcomes = tokio::time::timeout(LIMIT, removing.collect::<Vec<_>>()).await;
-        let failed = match outcomes {
-            Ok(outcomes) => outcomes.into_iter().find_map(|outcome| match outcome {
-                Err(object_store::Error::NotFound { .. }) | Ok(_) => None,
-                Err(error) => Some(self.failed("removing an object", &error)),
-            }),
-            Err(late) => Some(self.failed("removing objects", &late)),
-        };
-        if failed.is_some() {
-            // Removing what is gone is harmless: all are tried again.
-            return;
+        let (mut gone, mut failed) = (Vec::new(), None);
+        match tokio::time::timeout(LIMIT, removing.collect::<Vec<_>>()).await {
+            Ok(outcomes) => {
+                for outcome in outcomes {
+                    match outcome {
+                        Ok(path) => gone.push(path),
+                        Err(object_store::Error::NotFound { path, .. }) => gone.push(Path::from(path)),
+                        Err(error) => failed = Some(error.to_string()),
+                    }
+                }
+            }
+            Err(late) => failed = Some(late.to_string()),
         }
-        self.breaker.answered();
+        if !gone.is_empty() {
+            self.breaker.answered();
+        }
+        // Who may not remove may well read: that is nothing of which the breaker is told.
+        if let Some(error) = &failed {
+            count(&self.counters.failures, 1);
+            log::warn!(
+                "removing objects at {}: {error}; it is tried again. See that this server has the right to; once there \
+                 are as many bytes as there may be, nothing more is written",
+                self.name
+            );
+        }
         let mut state = self.state();
-        for number in numbers {
+        state.remove_again = failed.map(|_| Instant::now() + self.options.flush * REMOVE_AGAIN);
+        for number in gone.iter().filter_map(number_in) {
             state.said.gone(number);
             let removed = state.objects.remove(&number).map_or(0, |object| object.size);
             state.bytes = state.bytes.saturating_sub(removed);
@@ -297,12 +320,13 @@ impl Shared {
             return;
         }
         match read_end(self, number, size).await {
-            Ok(batch::Read::Contents(contents)) => {
+            Ok(end) => {
                 self.breaker.answered();
-                count(&self.counters.dropped, tell_dropped(&*self.owner, &contents));
+                // What is in a damaged one is found missing when it is asked for.
+                if let batch::Read::Contents(contents) = end {
+                    count(&self.counters.dropped, tell_dropped(&*self.owner, &contents));
+                }
             }
-            // What is in it is found missing when it is asked for.
-            Ok(_) => {}
             Err(error) => {
                 log::debug!("{error}");
                 return;

@@ -24,6 +24,8 @@ pub enum Meddling {
     Hangs,
     /// Writes of blocks are told that the name is taken, whatever they may do to it.
     Conflicts,
+    /// Nothing can be removed, as where the right to is missing.
+    Keeps,
     /// Reads of blocks give the first half.
     Truncates,
     /// Reads of blocks give bytes of another object.
@@ -37,6 +39,8 @@ pub enum Meddling {
 pub struct Bucket {
     pub inner: InMemory,
     meddling: Mutex<Meddling>,
+    /// What of it is refused to read, as with a status of 403: the ends of names.
+    pub refused: Mutex<Vec<String>>,
     /// Reads that have begun.
     pub reads: AtomicU64,
 }
@@ -50,7 +54,8 @@ impl fmt::Display for Bucket {
 impl Bucket {
     pub fn new() -> Arc<Bucket> {
         let (inner, meddling) = (InMemory::new(), Mutex::new(Meddling::None));
-        Arc::new(Bucket { inner, meddling, reads: AtomicU64::new(0) })
+        let refused = Mutex::default();
+        Arc::new(Bucket { inner, meddling, refused, reads: AtomicU64::new(0) })
     }
 
     pub fn set(&self, meddling: Meddling) {
@@ -125,6 +130,10 @@ impl ObjectStore for Bucket {
     async fn get_opts(&self, location: &Path, options: GetOptions) -> Result<GetResult> {
         self.reads.fetch_add(1, Ordering::Relaxed);
         let meddling = self.answer().await?;
+        let path = location.to_string();
+        if self.refused.lock().unwrap().iter().any(|end| path.ends_with(end)) {
+            return Err(Error::PermissionDenied { path, source: "403 Forbidden".into() });
+        }
         let range = options.range.clone();
         let got = self.inner.get_opts(location, options).await?;
         if !location.as_ref().ends_with(".kvik") || meddling == Meddling::None {
@@ -138,6 +147,10 @@ impl ObjectStore for Bucket {
     }
 
     fn delete_stream(&self, locations: BoxStream<'static, Result<Path>>) -> BoxStream<'static, Result<Path>> {
+        if *self.meddling.lock().unwrap() == Meddling::Keeps {
+            let denied = |_| Err(Error::Generic { store: "bucket", source: "AccessDenied".into() });
+            return locations.map(denied).boxed();
+        }
         self.inner.delete_stream(locations)
     }
 

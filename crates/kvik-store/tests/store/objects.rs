@@ -54,6 +54,14 @@ fn put_all(rig: &Rig, prompts: std::ops::Range<u32>) {
     sent(rig);
 }
 
+/// Waits until so many blocks are in the log, or are not, since it was too slow for them.
+fn logged(rig: &Rig, blocks: u64) {
+    becomes(|| {
+        let counts = rig.client.stat().unwrap();
+        counts.written + counts.unwritten == blocks
+    });
+}
+
 fn opened(rig: &Rig) {
     becomes(|| value(rig, "open") == 1);
 }
@@ -96,7 +104,7 @@ fn what_goes_from_the_log_too_comes_back() {
         // A block that memory moves out before the log's turn comes is not written there.
         for number in 0..PROMPTS {
             put_all(&rig, number..number + 1);
-            becomes(|| rig.client.stat().unwrap().written == 4 * u64::from(number + 1));
+            logged(&rig, 4 * u64::from(number + 1));
         }
         assert_eq!(there(&rig), 4 * PROMPTS as usize);
         let counts = rig.client.stat().unwrap();
@@ -120,7 +128,7 @@ fn what_only_the_object_store_has_is_durable_once_it_is_put_so() {
         // Nothing is left to be written to the log when it is put again: that would drop it from there once more.
         for number in 0..PROMPTS {
             put_all(&rig, number..number + 1);
-            becomes(|| rig.client.stat().unwrap().written == 4 * u64::from(number + 1));
+            logged(&rig, 4 * u64::from(number + 1));
         }
         // The log has dropped it for others, and memory has moved it out.
         becomes(|| value_of(&rig, "kvik_store_log_dropped_blocks_total") > 8);
@@ -318,6 +326,60 @@ fn objects_that_are_cut_short_close_the_store_for_no_other_one() {
     let found = there(&rig);
     assert!(found > 0 && found < 4 * PROMPTS as usize, "{found}");
     assert_eq!((value(&rig, "shut"), value(&rig, "failures_total")), (0, 0));
+}
+
+#[test]
+fn objects_that_are_refused_close_the_store_for_no_other_one() {
+    let bucket = Bucket::new();
+    let rig = forgotten(&bucket, small(&bucket));
+    // As those that were archived. The others are read last.
+    let names = bucket.objects();
+    let refused: Vec<String> = names[..names.len() - 2].iter().map(|name| name.to_string()).collect();
+    bucket.refused.lock().unwrap().extend(refused);
+    let found = there(&rig);
+    assert!(found > 0 && found < 4 * PROMPTS as usize, "{found}");
+    assert_eq!((value(&rig, "shut"), rig.client.stat().unwrap().corrupt), (0, 0));
+    // What is not given is taken again when it is put again.
+    rig.put(&prompt(1));
+    assert_eq!(rig.get(&prompt(1)), 4);
+    drop(rig);
+    let rig = rig_with(small(&bucket), None);
+    opened(&rig);
+    assert!(there(&rig) > 0);
+    drop(rig);
+    // Who is refused everything does not go on asking.
+    bucket.refused.lock().unwrap().clear();
+    let rig = rig_with(small(&bucket), None);
+    opened(&rig);
+    bucket.refused.lock().unwrap().extend([".kvik".into(), "owner".into()]);
+    assert_eq!((there(&rig), value(&rig, "shut")), (0, 1));
+}
+
+#[test]
+fn a_store_that_lets_nothing_be_removed_is_read_on_and_grows_no_more() {
+    const SIZE: u64 = 1 << 20;
+    let bucket = Bucket::new();
+    let rig = rig_with(ObjectOptions { size: SIZE, ..small(&bucket) }, None);
+    put_all(&rig, 0..16);
+    bucket.set(Meddling::Keeps);
+    let mut number = 100;
+    becomes(|| {
+        number += 1;
+        rig.put(&prompt(number));
+        value(&rig, "failures_total") >= 6
+    });
+    assert_eq!(value(&rig, "shut"), 0);
+    for more in 0..PROMPTS {
+        rig.put(&prompt(1000 + more));
+    }
+    let tries = value(&rig, "failures_total");
+    becomes(|| value(&rig, "failures_total") >= tries + 2);
+    let bytes = value(&rig, "bytes");
+    assert!(bytes > SIZE && bytes <= SIZE + (256 << 10), "{bytes}");
+    bucket.set(Meddling::None);
+    becomes(|| value(&rig, "bytes") <= SIZE);
+    sent(&rig);
+    put_all(&rig, 2000..2002);
 }
 
 #[test]
