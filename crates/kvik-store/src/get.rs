@@ -185,21 +185,21 @@ impl Reading {
     /// Begins to read what was lent by now, and waits for nothing: a get of which this is a part waits for another one.
     pub fn pump(&mut self) {
         if self.failed.is_none()
-            && let Err(error) = self.fill(Some(Duration::ZERO))
+            && let Err(error) = self.fill(Some(Instant::now()))
             && error.code != Code::WaitTimeout
         {
             self.failed = Some(error);
         }
     }
 
-    fn fill(&mut self, timeout: Option<Duration>) -> Result<()> {
+    fn fill(&mut self, by: Option<Instant>) -> Result<()> {
         for _ in 0..BEGUN {
             if !self.windows.has_room() {
                 break;
             }
             // What is on its way already is not kept waiting for what the store says of the rest.
-            let patience = if self.moving.is_empty() { timeout } else { Some(Duration::ZERO) };
-            match self.begin(patience) {
+            let by = if self.moving.is_empty() { by } else { Some(Instant::now()) };
+            match self.begin(by) {
                 Ok(true) => {}
                 Ok(false) => break,
                 Err(error) if error.code == Code::WaitTimeout && !self.moving.is_empty() => break,
@@ -210,11 +210,13 @@ impl Reading {
     }
 
     fn wait_for_more(&mut self, timeout: Option<Duration>) -> Result<Option<usize>> {
+        // One that no clock counts is none.
+        let by = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         if self.failed.is_none() {
-            self.fill(timeout)?;
+            self.fill(by)?;
         }
         let Some(moving) = self.moving.front_mut() else { return self.failed.take().map_or(Ok(None), Err) };
-        if let Err(error) = moving.finish(timeout) {
+        if let Err(error) = moving.finish(by) {
             return Err(self.answers.as_ref().map_or(error.clone(), |answers| answers.not_moved(error)));
         }
         self.verified += moving.count;
@@ -240,7 +242,7 @@ impl Reading {
     }
 
     /// Begins to read the next blocks; false when there are none.
-    fn begin(&mut self, timeout: Option<Duration>) -> Result<bool> {
+    fn begin(&mut self, by: Option<Instant>) -> Result<bool> {
         let Some(answers) = &mut self.answers else { return Ok(false) };
         loop {
             if let Some(part) = &self.part
@@ -252,7 +254,7 @@ impl Reading {
                 self.early = None;
                 return Ok(false);
             }
-            let lending = match answers.next(timeout)? {
+            let lending = match answers.next(by.map(left_until))? {
                 Response::Lent(lending) => lending,
                 other => return Err(unexpected(&other)),
             };
@@ -274,6 +276,10 @@ impl Reading {
         self.moving.push_back(moving);
         Ok(true)
     }
+}
+
+fn left_until(by: Instant) -> Duration {
+    by.saturating_duration_since(Instant::now())
 }
 
 impl Part {
@@ -358,10 +364,10 @@ impl Group {
 }
 
 impl Moving {
-    fn finish(&mut self, timeout: Option<Duration>) -> Result<()> {
+    fn finish(&mut self, by: Option<Instant>) -> Result<()> {
         for group in &mut self.groups {
             if !group.finished {
-                group.finish(timeout)?;
+                group.finish(by.map(left_until))?;
                 group.finished = true;
             }
         }
