@@ -27,6 +27,18 @@ pub(crate) struct Spread {
 #[derive(Clone, Default)]
 pub(crate) struct Likes(Arc<Mutex<HashMap<String, Like>>>);
 
+impl Likes {
+    /// That of a server. With the first of a new one go those of servers that are there no longer.
+    fn of(&self, name: &str, is_there: impl Fn(&str) -> bool) -> Like {
+        let mut likes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(like) = likes.get(name) {
+            return like.clone();
+        }
+        likes.retain(|name, _| is_there(name));
+        likes.entry(name.to_owned()).or_default().clone()
+    }
+}
+
 /// Blocks of a call, and the servers that may have them.
 pub(crate) struct Placed {
     pub piece: Piece,
@@ -47,11 +59,8 @@ impl Spread {
     }
 
     pub fn like(&self, member: &Member) -> Like {
-        let mut likes = self.likes.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(like) = likes.get(member.name()) {
-            return like.clone();
-        }
-        likes.entry(member.name().to_owned()).or_default().clone()
+        let members = self.cluster.members();
+        self.likes.of(member.name(), |name| members.all.iter().any(|member| member.name() == name))
     }
 
     /// Where the blocks of a call lie.
@@ -254,6 +263,16 @@ impl Turns {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn servers_that_come_and_go_leave_nothing_behind() {
+        let likes = Likes::default();
+        for number in 0..100 {
+            let names = [number, number + 1].map(|number| number.to_string());
+            names.iter().for_each(|name| drop(likes.of(name, |there| names.iter().any(|one| one == there))));
+            assert!(likes.0.lock().unwrap().len() <= 2);
+        }
+    }
 
     #[test]
     fn a_copy_that_takes_its_time_is_not_asked_with_less() {
