@@ -95,7 +95,7 @@ def test_a_short_run_has_figures_of_all_windows(tmp_path: Path) -> None:
         assert windows[event, "before"]["up"] == 3
     # With two copies a server that has stopped costs time, and no block; etcd costs neither.
     assert windows["stopped", "during"]["hit_rate"] > 0.9
-    assert windows["stopped", "during"]["longest_s"] > windows["stopped", "before"]["longest_s"]
+    assert windows["stopped", "during"]["longest_s"] > 0.5
     assert windows["etcd", "during"]["hit_rate"] > 0.9
     apart, common = run["hot"]
     for found in (apart, common):

@@ -73,7 +73,7 @@ def dims_of(layout: kvik.Layout) -> Dims:
 class Recording:
     """A recording of an engine, in a thread of its own."""
 
-    def __init__(self, engine: kvik.Engine, path: Path, seconds: float = 60.0) -> None:
+    def __init__(self, engine: kvik.Engine, path: Path, seconds: float = 600.0) -> None:
         self._engine, self.path = engine, path
         self._said: list[str] = []
         self._thread = threading.Thread(
@@ -276,10 +276,11 @@ def peer_in_a_thread(*_: object) -> Iterator[ReplayPeer]:
 def test_a_target_waits_for_what_takes_longer_than_its_patience(
     recorded: tuple[Path, Trace, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
-    """Each slow part takes three times as long as the target waits for a word."""
+    """Each slow part takes twice as long as the target waits for a word, which is longer than either may be
+    without a turn."""
     _, trace, done = recorded
-    patience, count, payload = 0.5, len(done), sum(one["bytes"] for one in done)
-    rate, turns = payload / (3 * patience), list[int]()
+    patience, count, payload = 2.0, len(done), sum(one["bytes"] for one in done)
+    rate, turns = payload / (2 * patience), list[int]()
     turn, gather, begin = StreamInitiator.turn, Replay._gather, Replay.begin
 
     def hurry(*_: object) -> tuple[int, float]:
@@ -294,12 +295,12 @@ def test_a_target_waits_for_what_takes_longer_than_its_patience(
 
     def paused(self: Replay, *arguments: Any) -> None:
         if slow == "memcpy":
-            pass_by(3 * patience / count)
+            pass_by(2 * patience / count)
         gather(self, *arguments)
 
     def late(self: Replay, step: Any) -> Any:
         transfer, hurried = begin(self, step), patience == control.IDLE_SECONDS
-        return SlowTransfer(transfer, 3 * patience) if slow == "transfer" and hurried else transfer
+        return SlowTransfer(transfer, 2 * patience) if slow == "transfer" and hurried else transfer
 
     monkeypatch.setattr(replay, "_UNHEARD", 0.05)
     monkeypatch.setattr(replay, "_peer", peer_in_a_thread)
