@@ -68,6 +68,8 @@ pub(super) struct State {
     pub send_now: bool,
     /// Batches that will not be stored, for those who wait for them.
     pub given_up: HashSet<u32>,
+    /// Writing has failed, and is not tried again before this.
+    pub send_again: Option<Instant>,
     /// Removing has failed, and is not tried again before this.
     pub remove_again: Option<Instant>,
     /// Another server has the prefix now: nothing is written or removed any more.
@@ -88,6 +90,7 @@ impl State {
             said: Said::default(),
             send_now: false,
             given_up: HashSet::new(),
+            send_again: None,
             remove_again: None,
             taken_over: false,
             closed: false,

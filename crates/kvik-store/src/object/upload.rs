@@ -72,23 +72,30 @@ impl Shared {
             return if state.closed { Next::End } else { Next::Wait(Some(left)) };
         }
         // Where nothing can be removed, no more is sent than there may be.
-        let stuck = state.bytes > self.options.size && state.remove_again.is_some();
-        if let Some(first) = state.whole.front().filter(|_| !stuck) {
+        let full = state.bytes > self.options.size;
+        let stuck = full && state.remove_again.is_some();
+        let left = |again: Option<Instant>| {
+            let left = again?.saturating_duration_since(Instant::now());
+            (!left.is_zero()).then_some(left)
+        };
+        let (no_send, no_remove) = (left(state.send_again), left(state.remove_again));
+        if let Some(first) = state.whole.front().filter(|_| !stuck && no_send.is_none()) {
             return Next::Send(first.clone());
         }
-        let left = state.remove_again.map(|again| again.saturating_duration_since(Instant::now()));
-        if let Some(left) = left.filter(|left| !left.is_zero()) {
-            let due = due.filter(|_| state.whole.is_empty()).unwrap_or(left);
-            return if state.closed { Next::End } else { Next::Wait(Some(due.min(left))) };
+        if state.closed {
+            return Next::End;
         }
-        let idle = state.idle();
-        if !idle.is_empty() {
-            return Next::Remove(idle);
+        if no_remove.is_none() {
+            let idle = state.idle();
+            if !idle.is_empty() {
+                return Next::Remove(idle);
+            }
+            if let Some((number, _)) = state.objects.first_key_value().filter(|_| full) {
+                return Next::MakeRoom(*number);
+            }
         }
-        match state.objects.first_key_value() {
-            Some((number, _)) if state.bytes > self.options.size => Next::MakeRoom(*number),
-            _ => Next::Wait(due),
-        }
+        let of_batches = if state.whole.is_empty() { due } else { no_send };
+        Next::Wait(of_batches.into_iter().chain(no_remove).min())
     }
 
     /// Nothing more goes into the batch that is being filled.
@@ -140,7 +147,10 @@ impl Shared {
         }
         let still = self.is_still_ours().await;
         let sent = match still {
-            Ok(true) => self.put(&batch).await,
+            Ok(true) => {
+                self.breaker.answered();
+                self.put(&batch).await
+            }
             Ok(false) => {
                 self.lose_prefix();
                 return;
@@ -225,7 +235,14 @@ impl Shared {
                 Ok(Err(
                     object_store::Error::NotSupported { .. } | object_store::Error::NotImplemented { .. },
                 )) if !matches!(mode, PutMode::Overwrite) => mode = PutMode::Overwrite,
-                Ok(Err(error)) => return Err(self.failed("writing an object", &error)),
+                // The store has just given another one: it is well, and may be read.
+                Ok(Err(error)) => {
+                    count(&self.counters.failures, 1);
+                    let text = format!("writing an object at {}: {error}", self.name);
+                    log::warn!("{text}; it is tried again, and what is there is read on");
+                    self.state().send_again = Some(Instant::now() + self.options.flush);
+                    return Err(Error::new(Code::StorageFailed, text));
+                }
                 Err(late) => return Err(self.failed("writing an object", &late)),
             }
         }

@@ -24,6 +24,8 @@ pub enum Meddling {
     Hangs,
     /// Writes of blocks are told that the name is taken, whatever they may do to it.
     Conflicts,
+    /// Nothing can be written, as where a quota is used up.
+    Full,
     /// Nothing can be removed, as where the right to is missing.
     Keeps,
     /// Reads of blocks give the first half.
@@ -114,6 +116,9 @@ impl ObjectStore for Bucket {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         if self.answer().await? == Meddling::Conflicts && location.as_ref().ends_with(".kvik") {
             return Err(Error::AlreadyExists { path: location.to_string(), source: "409 Conflict".into() });
+        }
+        if *self.meddling.lock().unwrap() == Meddling::Full && location.as_ref().ends_with(".kvik") {
+            return Err(Error::Generic { store: "bucket", source: "507 Insufficient Storage".into() });
         }
         self.inner.put_opts(location, payload, opts).await
     }

@@ -356,6 +356,18 @@ fn objects_that_are_refused_close_the_store_for_no_other_one() {
 }
 
 #[test]
+fn a_store_that_lets_nothing_be_written_is_read_on() {
+    let bucket = Bucket::new();
+    let rig = forgotten(&bucket, small(&bucket));
+    bucket.set(Meddling::Full);
+    assert_eq!(rig.put(&prompt(500)).stored, 4);
+    becomes(|| value(&rig, "failures_total") >= 4);
+    assert_eq!((value(&rig, "shut"), there(&rig)), (0, 4 * PROMPTS as usize));
+    bucket.set(Meddling::None);
+    sent(&rig);
+}
+
+#[test]
 fn a_store_that_lets_nothing_be_removed_is_read_on_and_grows_no_more() {
     const SIZE: u64 = 1 << 20;
     let bucket = Bucket::new();
