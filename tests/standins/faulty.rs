@@ -107,9 +107,14 @@ impl Faults {
         self.changed.notify_all();
     }
 
-    /// The NIC's thread panics that asks for work next.
+    /// The thread panics that asks for work next.
     pub fn panic_next(&self) {
         lock(&self.state).panics = true;
+    }
+
+    fn may_panic(&self) {
+        let panics = std::mem::take(&mut lock(&self.state).panics);
+        assert!(!panics, "a thread panics: a fault that was injected");
     }
 
     /// Whether so many threads are stuck, after at most this time.
@@ -227,6 +232,7 @@ struct Faulty {
 
 impl WorkSource for Faulty {
     fn claim(&self, queue: Queue, claim: Claim) -> Option<WorkRequest<RegionMemory>> {
+        self.faults.may_panic();
         let request = self.behind.work.claim(queue, claim)?;
         self.faults.meet(&*self.behind.sessions, &request);
         Some(request)
@@ -239,8 +245,7 @@ impl WorkSource for Faulty {
         most: Batch,
         into: &mut Vec<WorkRequest<RegionMemory>>,
     ) {
-        let panics = std::mem::take(&mut lock(&self.faults.state).panics);
-        assert!(!panics, "a thread panics: a fault that was injected");
+        self.faults.may_panic();
         let before = into.len();
         self.behind.work.claim_batch(queue, claim, most, into);
         for request in &into[before..] {

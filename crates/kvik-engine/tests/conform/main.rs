@@ -44,6 +44,7 @@ mod make;
 mod nics;
 mod others;
 mod pair;
+mod panics;
 #[path = "../../../../tests/plugin/built.rs"]
 #[allow(dead_code)]
 mod plugins;

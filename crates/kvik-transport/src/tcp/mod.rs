@@ -80,11 +80,18 @@ struct Waiting {
     commands: Vec<Command>,
     /// Sessions that have a `Send` or `Halt` among the commands already.
     told: HashSet<(u64, bool)>,
+    /// Nobody reads them any more.
+    closed: bool,
 }
 
 impl Inbox {
-    fn put(&self, command: Command) {
+    /// # Errors
+    /// The command, where nobody will read it.
+    fn put(&self, command: Command) -> Result<(), Command> {
         let mut waiting = lock(&self.waiting);
+        if waiting.closed {
+            return Err(command);
+        }
         let news = match &command {
             Command::Send(session) => waiting.told.insert((*session, false)),
             Command::Halt(session) => waiting.told.insert((*session, true)),
@@ -99,12 +106,20 @@ impl Inbox {
         if first && let Err(error) = self.waker.signal() {
             log::error!("a data thread cannot be woken: {error}");
         }
+        Ok(())
     }
 
     pub(crate) fn take(&self, into: &mut Vec<Command>) {
         let mut waiting = lock(&self.waiting);
         waiting.told.clear();
         std::mem::swap(&mut waiting.commands, into);
+    }
+
+    /// Nobody will read it any more: what was not read.
+    fn close(&self) -> Vec<Command> {
+        let mut waiting = lock(&self.waiting);
+        waiting.closed = true;
+        std::mem::take(&mut waiting.commands)
     }
 }
 
@@ -129,17 +144,22 @@ impl TcpPool {
         Ok(pool)
     }
 
-    /// Takes over a channel whose join was accepted.
-    pub fn add(&self, session: u64, stream: impl Into<Stream>, place: Place) {
-        let turn = self.next.fetch_add(1, Ordering::Relaxed);
-        if let Some(worker) = self.workers.get(turn % self.workers.len()) {
-            worker.put(Command::Add { session, stream: stream.into(), place });
+    /// Has a thread serve a channel whose join was accepted. False: all have ended.
+    pub fn add(&self, session: u64, stream: impl Into<Stream>, place: Place) -> bool {
+        let first = self.next.fetch_add(1, Ordering::Relaxed) % self.workers.len().max(1);
+        let mut add = Command::Add { session, stream: stream.into(), place };
+        for worker in self.workers.iter().cycle().skip(first).take(self.workers.len()) {
+            match worker.put(add) {
+                Ok(()) => return true,
+                Err(refused) => add = refused,
+            }
         }
+        false
     }
 
-    /// Tells every thread.
+    /// Tells every thread that has not ended.
     pub fn tell(&self, command: impl Fn() -> Command) {
-        self.workers.iter().for_each(|worker| worker.put(command()));
+        self.workers.iter().for_each(|worker| drop(worker.put(command())));
     }
 
     /// Cuts everything and ends the threads.
@@ -147,7 +167,7 @@ impl TcpPool {
         self.tell(|| Command::Stop);
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {
-                log::error!("a data thread panicked; its transfers end by their deadlines");
+                log::error!("a data thread panicked at its end, and what it had in flight stays held");
             }
         }
     }

@@ -4,7 +4,7 @@ use super::{Command, Place, Stream, TcpPool};
 use crate::basics::lock;
 use crate::pace::Pace;
 use crate::{Answer, Moved, Queue, RegionMemory, Request, Services, SessionEvents, Transport, TransportId};
-use kvik_core::{RegionId, Result};
+use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::thread::ThreadOptions;
 use kvik_proto::{Facts, Path};
 use std::collections::HashMap;
@@ -53,7 +53,13 @@ impl Tcp {
     pub fn add(&self, session: u64, stream: impl Into<Stream>) {
         let joined = lock(&self.sessions).get(&session).map(|session| session.joined.clone());
         let place = joined.map_or_else(Place::default, |of| Place { index: of.fetch_add(1, Relaxed), of });
-        self.pool.add(session, stream, place);
+        if !self.pool.add(session, stream, place)
+            && let Some(events) = self.events.upgrade()
+        {
+            let text =
+                "the data threads of this engine have ended, and its log says why; restart the process";
+            events.broken(session, Error::new(Code::PeerLost, text));
+        }
     }
 
     /// Channels of a session that have joined.

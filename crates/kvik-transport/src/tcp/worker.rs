@@ -1,4 +1,7 @@
 //! A data thread: many channels, one epoll set.
+//!
+//! A panic while it serves a channel costs that channel, and one elsewhere all that it has: their sessions are told, and
+//! the thread goes on. One that cannot wait for its channels any more tells all their sessions, and ends.
 
 use crate::sums::Checksummer;
 use crate::tcp::incoming::Incoming;
@@ -11,6 +14,7 @@ use kvik_host::RunBuffer;
 use kvik_host::event::{Epoll, Events, Interest};
 use kvik_proto::Claim;
 use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -21,6 +25,9 @@ const STREAMS: u64 = 1;
 const TURNS: usize = 16;
 /// An idle thread wakes this rarely; everything that matters wakes it at once.
 const IDLE_WAIT: Duration = Duration::from_secs(3600);
+/// How often one that cannot wait for anything looks whether GPUs are through; and how long one pauses that has panicked,
+/// since it may do so again and again.
+const PAUSE: Duration = Duration::from_millis(10);
 
 struct Channel {
     session: u64,
@@ -74,6 +81,19 @@ pub(crate) struct Worker {
     left: Vec<Stagings>,
     next_token: u64,
     tools: Tools,
+    /// What it was told and has not done yet, the first one last.
+    commands: Vec<Command>,
+    /// Why it must let go of all its channels.
+    fault: Option<Error>,
+    /// It was told to end, or cannot go on.
+    ending: bool,
+}
+
+/// Why channels were cut.
+fn panicked() -> Error {
+    let text = "a data thread of this engine panicked, which is a fault of kvik, and its channels to the peer were cut; a \
+                new transfer connects again";
+    Error::new(Code::PeerLost, text)
 }
 
 impl Worker {
@@ -86,47 +106,99 @@ impl Worker {
         let (runs, checksummer, scratch) = (RunBuffer::new(1024), Checksummer::default(), vec![0; 256 << 10]);
         let tools = Tools { runs, checksummer, scratch, copies, moved: [0; 2] };
         let (channels, ready, left) = (HashMap::new(), ClassQueue::default(), Vec::new());
-        Ok(Worker { services, inbox, epoll, channels, ready, left, next_token: STREAMS + 1, tools })
+        let (next_token, commands) = (STREAMS + 1, Vec::new());
+        let (fault, ending) = (None, false);
+        Ok(Worker {
+            services,
+            inbox,
+            epoll,
+            channels,
+            ready,
+            left,
+            next_token,
+            tools,
+            commands,
+            fault,
+            ending,
+        })
     }
 
     pub fn run(&mut self) {
         let mut events = Events::new(64);
-        let mut commands = Vec::new();
         loop {
-            let wait = if self.ready.is_empty() { self.wait() } else { Duration::ZERO };
-            if let Err(error) = self.epoll.wait(&mut events, wait) {
-                log::error!("a data thread cannot wait for its channels and ends: {error}");
-                return self.end();
-            }
-            for event in events.iter() {
-                if event.token == WAKER {
-                    if let Err(error) = self.inbox.waker.drain() {
-                        log::error!("a data thread cannot read its waker: {error}");
-                    }
-                    self.inbox.take(&mut commands);
-                    for command in commands.drain(..) {
-                        if matches!(command, Command::Stop) {
-                            return self.end();
-                        }
-                        self.execute(command);
-                    }
-                } else if event.token == STREAMS {
-                    self.streams_told();
-                } else if event.closed && self.waits_to_read(event.token) {
-                    // Nothing of it is read meanwhile, and its end would be told again and again.
-                    self.lose(event.token, Error::new(Code::PeerLost, "the peer closed a channel"));
-                } else {
-                    self.queue(event.token, [event.readable, event.writable]);
-                }
-            }
-            let mut moved = 0;
-            for _ in 0..TURNS {
-                match self.next_turn() {
-                    Some(bytes) if moved + bytes < TURN => moved += bytes,
-                    _ => break,
+            match catch_unwind(AssertUnwindSafe(|| self.turn(&mut events))) {
+                Ok(true) => {}
+                Ok(false) => return,
+                Err(_) => {
+                    self.fault = Some(panicked());
+                    std::thread::sleep(PAUSE);
                 }
             }
         }
+    }
+
+    /// Does what it was told, and what has come since. False: it has ended.
+    fn turn(&mut self, events: &mut Events) -> bool {
+        if let Some(fault) = self.fault.clone() {
+            while let Some(token) = self.channels.keys().next().copied() {
+                self.lose(token, fault.clone());
+            }
+            // GPUs may have told what a panic has kept from being heard.
+            self.streams_told();
+            self.fault = None;
+        }
+        if self.commands.is_empty() && !self.ending && !self.hear(events) {
+            return true;
+        }
+        // One by one: what comes after one that panics is left for the next turn.
+        while let Some(command) = self.commands.pop() {
+            self.execute(command);
+        }
+        if self.ending {
+            self.end();
+            return false;
+        }
+        let mut moved = 0;
+        for _ in 0..TURNS {
+            match self.next_turn() {
+                Some(bytes) if moved + bytes < TURN => moved += bytes,
+                _ => break,
+            }
+        }
+        true
+    }
+
+    /// Waits until something happens. False: it cannot.
+    fn hear(&mut self, events: &mut Events) -> bool {
+        let wait = if self.ready.is_empty() { self.wait() } else { Duration::ZERO };
+        if let Err(error) = self.epoll.wait(events, wait) {
+            let text = format!(
+                "a data thread of this engine cannot wait for its channels any more, and has ended ({error}): something \
+                 in this process has closed a descriptor of kvik's; restart the process"
+            );
+            log::error!("{text}");
+            (self.fault, self.ending) = (Some(Error::new(Code::PeerLost, text)), true);
+            // Before anybody connects again; what it has of channels by then cannot be added, and is told of.
+            self.commands = self.inbox.close();
+            return false;
+        }
+        for event in events.iter() {
+            if event.token == WAKER {
+                if let Err(error) = self.inbox.waker.drain() {
+                    log::error!("a data thread cannot read its waker: {error}");
+                }
+                self.inbox.take(&mut self.commands);
+                self.commands.reverse();
+            } else if event.token == STREAMS {
+                self.streams_told();
+            } else if event.closed && self.waits_to_read(event.token) {
+                // Nothing of it is read meanwhile, and its end would be told again and again.
+                self.lose(event.token, Error::new(Code::PeerLost, "the peer closed a channel"));
+            } else {
+                self.queue(event.token, [event.readable, event.writable]);
+            }
+        }
+        true
     }
 
     /// The channel has something to do: to read, or to write.
@@ -152,7 +224,9 @@ impl Worker {
         let turn = self.ready.turn();
         let token = turn.into_iter().find_map(|class| self.ready.pop(class))?;
         self.tools.moved = [0; 2];
-        self.serve(token, turn[0] == Class::Bulk);
+        if catch_unwind(AssertUnwindSafe(|| self.serve(token, turn[0] == Class::Bulk))).is_err() {
+            self.lose(token, panicked());
+        }
         let moved = self.tools.moved;
         for class in Class::ALL.into_iter().filter(|class| moved[*class as usize] > 0) {
             self.ready.took(class, moved[class as usize]);
@@ -212,7 +286,7 @@ impl Worker {
             Command::Cut(session) => {
                 self.of(session, |_| true).into_iter().for_each(|token| self.remove(token))
             }
-            Command::Stop => {}
+            Command::Stop => self.ending = true,
         }
     }
 
@@ -272,11 +346,9 @@ impl Worker {
     }
 
     fn lose(&mut self, token: u64, error: Error) {
-        let session = self.channels.get(&token).map(|channel| channel.session);
+        let Some(session) = self.channels.get(&token).map(|channel| channel.session) else { return };
+        self.services.sessions.broken(session, error);
         self.remove(token);
-        if let Some(session) = session {
-            self.services.sessions.broken(session, error);
-        }
     }
 
     /// Cuts a channel: `shutdown` both ways, since a forked child can hold the socket open.
@@ -295,13 +367,14 @@ impl Worker {
     /// Cuts everything, and waits for the GPUs that still have something in flight: as long as they take, since what
     /// they touch is nobody's until then. Whoever closes the engine is told when that is too long for him.
     fn end(&mut self) {
+        drop(self.inbox.close());
         let tokens: Vec<u64> = self.channels.keys().copied().collect();
         tokens.into_iter().for_each(|token| self.remove(token));
         let mut events = Events::new(2);
         while !self.left.is_empty() {
             let wait = self.wait();
-            if let Err(error) = self.epoll.wait(&mut events, wait) {
-                return log::error!("a data thread cannot wait for a GPU, whose pages stay held: {error}");
+            if self.epoll.wait(&mut events, wait).is_err() {
+                std::thread::sleep(wait.min(PAUSE));
             }
             if let Err(error) = self.inbox.waker.drain() {
                 log::error!("a data thread cannot read its waker: {error}");
