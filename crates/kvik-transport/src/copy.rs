@@ -23,6 +23,7 @@ use kvik_host::{HostError, Memory, RunBuffer};
 use kvik_proto::{Claim, CopyFrom, Op, Source, WorkKind, WorkOutcome, WorkRequest};
 use std::cell::RefCell;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -85,49 +86,67 @@ impl CopyPool {
         self.waker.woken.notify_all();
         for thread in lock(&self.threads).drain(..) {
             if thread.join().is_err() {
-                log::error!("a copying thread panicked; its transfers end by their deadlines");
+                log::error!("a copying thread panicked, and what it had in flight stays held");
             }
         }
     }
 }
 
+/// A thread: what it copies with, and what it has put aside for a GPU that does not come to it.
+#[derive(Default)]
+struct CopyThread {
+    copier: Copier,
+    stuck: Vec<(WorkRequest<RegionMemory>, Box<Stuck>)>,
+    heard: u64,
+}
+
 fn run(work: &dyn WorkSource, links: &Links, waker: &Waker) {
-    let mut copier = Copier::default();
-    let mut stuck: Vec<(WorkRequest<RegionMemory>, Box<Stuck>)> = Vec::new();
-    let mut heard = 0;
-    loop {
-        {
-            let mut state = lock(&waker.state);
-            while state.0 == heard && !state.1 && stuck.is_empty() {
-                state = waker.woken.wait(state).unwrap_or_else(PoisonError::into_inner);
-            }
-            if !stuck.is_empty() && state.0 == heard {
-                let waited = waker.woken.wait_timeout(state, LOOK);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            }
-            if state.1 && stuck.is_empty() {
-                return;
-            }
-            heard = state.0;
-        }
-        loop {
-            // No waker tells when a GPU is through after all: it is looked for, however much there is to do.
-            while let Some(at) = stuck.iter_mut().position(|(_, stuck)| stuck.is_over()) {
-                let (request, stuck) = stuck.swap_remove(at);
-                let outcome = copier.go_on(&request, *stuck);
-                finish(work, request, outcome);
-            }
-            let Some(request) = work.claim(Queue::Copy, Claim::Next) else { break };
-            match copier.execute(links, &request) {
-                Ok(outcome) => finish(work, request, outcome),
-                Err(held) => {
-                    if stopped(&request.stop) {
-                        work.stuck(request.id, held.error());
+    let mut thread = CopyThread::default();
+    while catch_unwind(AssertUnwindSafe(|| thread.run(work, links, waker))).is_err() {
+        // There may be more to do than it has heard of; what panics again and again has no CPU to itself.
+        thread.heard = lock(&waker.state).0.wrapping_sub(1);
+        std::thread::sleep(LOOK);
+    }
+}
+
+impl CopyThread {
+    /// Copies what there is to copy, until the pool ends.
+    fn run(&mut self, work: &dyn WorkSource, links: &Links, waker: &Waker) {
+        while self.wait(waker) {
+            loop {
+                // No waker tells when a GPU is through after all: it is looked for, however much there is to do.
+                while let Some(at) = self.stuck.iter_mut().position(|(_, stuck)| stuck.is_over()) {
+                    let (request, stuck) = self.stuck.swap_remove(at);
+                    let outcome = self.copier.go_on(&request, *stuck);
+                    finish(work, request, outcome);
+                }
+                let Some(request) = work.claim(Queue::Copy, Claim::Next) else { break };
+                let ended = catch_unwind(AssertUnwindSafe(|| self.copier.execute(links, &request)));
+                match ended.unwrap_or_else(|_| self.copier.give_up(&request)) {
+                    Ok(outcome) => finish(work, request, outcome),
+                    Err(held) => {
+                        if stopped(&request.stop) {
+                            work.stuck(request.id, held.error());
+                        }
+                        self.stuck.push((request, held));
                     }
-                    stuck.push((request, held));
                 }
             }
         }
+    }
+
+    /// Waits until there may be something to do. False: the pool ends, and nothing is left.
+    fn wait(&mut self, waker: &Waker) -> bool {
+        let mut state = lock(&waker.state);
+        while state.0 == self.heard && !state.1 && self.stuck.is_empty() {
+            state = waker.woken.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        if !self.stuck.is_empty() && state.0 == self.heard {
+            let waited = waker.woken.wait_timeout(state, LOOK);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        self.heard = state.0;
+        !(state.1 && self.stuck.is_empty())
     }
 }
 
@@ -168,6 +187,16 @@ impl Copier {
             Err(Broken::Left) => Ok(WorkOutcome::Void),
             Err(Broken::Stuck(stuck)) => Err(stuck),
         }
+    }
+
+    /// It panicked over the work request, which fails as soon as no GPU has anything of it.
+    ///
+    /// # Errors
+    /// As for [`Copier::execute`].
+    fn give_up(&mut self, request: &WorkRequest<RegionMemory>) -> Result<WorkOutcome, Box<Stuck>> {
+        self.gpus.settle(request)?;
+        let text = "a copying thread of this engine panicked, which is a fault of kvik; the transfer can be tried again";
+        Ok(WorkOutcome::Failed(Error::new(Code::TransportUnavailable, text)))
     }
 
     /// Between the pages of a GPU and a ring, for a peer's NIC.

@@ -320,6 +320,19 @@ impl DeviceCopier {
         Ok(units.into_sums())
     }
 
+    /// Waits until no stream has anything of a work request in flight.
+    ///
+    /// # Errors
+    /// The work request must stop, and one has.
+    pub fn settle(&mut self, request: &WorkRequest<RegionMemory>) -> Result<(), Box<Stuck>> {
+        for at in (0..self.streams.len()).rev() {
+            if let Err(Broken::Stuck(stuck)) = self.wait(at, request, None) {
+                return Err(stuck);
+            }
+        }
+        Ok(())
+    }
+
     /// Waits until a stream is through with all that it was given; no longer than `soon`, where that is given.
     fn wait(
         &mut self,

@@ -1,5 +1,5 @@
-//! A device that is none: its memory lies where nobody else reaches it, and its streams are threads. It stands still when
-//! it is told to. What transports do with it they do with any device.
+//! A device that is none: its memory lies where nobody else reaches it, and its streams are threads. It stands still, and
+//! has the thread panic that uses it, when it is told to. What transports do with it they do with any device.
 
 use kvik_core::{Class, Code};
 use kvik_host::device::{
@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::host::{Kind, PATIENCE, Pair, bytes, memory, pattern, view};
-use crate::{OPS, PAGE, SIZE, cancelled, expected, ids};
+use crate::{OPS, PAGE, PAGES, SIZE, cancelled, expected, ids};
 
 /// A device.
 #[derive(Clone)]
@@ -29,6 +29,7 @@ struct Copies {
     /// How many of them it is through with.
     done: u64,
     stand_still: bool,
+    panics: bool,
 }
 
 impl Abacus {
@@ -45,6 +46,15 @@ impl Abacus {
     fn stand_still(&self, still: bool) {
         self.0.0.lock().unwrap().stand_still = still;
         self.0.1.notify_all();
+    }
+
+    /// The thread panics that asks next how far a stream is.
+    fn panic_next(&self) {
+        self.0.0.lock().unwrap().panics = true;
+    }
+
+    fn has_panicked(&self) -> bool {
+        !self.0.0.lock().unwrap().panics
     }
 
     fn has_work(&self) -> bool {
@@ -223,6 +233,8 @@ impl DeviceStream for Wire {
         Ok(given)
     }
     fn reached(&mut self) -> Result<u64, HostError> {
+        let panics = std::mem::take(&mut self.device.0.0.lock().unwrap().panics);
+        assert!(!panics, "a thread panics: a fault that was injected");
         Ok(self.reached.load(Ordering::Acquire))
     }
     fn wait(&mut self, mark: u64, limit: Duration) -> Result<(), HostError> {
@@ -403,4 +415,57 @@ fn what_a_device_is_through_with_waits_for_no_end_of_other_work() {
     pair.other.wait("what was put aside", |_| claimed().then_some(()));
     pair.theirs.release();
     [first, second].into_iter().for_each(|key| pair.other.finished(key).outcome.unwrap());
+}
+
+/// A thread that panics ends the work in its hands by name, at once, and goes on with what comes.
+#[test]
+fn a_thread_that_panics_ends_what_it_had_and_goes_on() {
+    let [read, write] = OPS;
+    for (kind, (op, right)) in [(Kind::Tcp, read), (Kind::Tcp, write), (Kind::Local, read)] {
+        let (pair, device) = (Pair::new(kind), Abacus::new());
+        let (there, here) = (memory(SIZE, 1), device.memory(SIZE, 2));
+        let (theirs, ours) = (pair.owner.register(1, &there), pair.other.register(1, &here));
+        let all: Vec<u32> = (0..PAGES as u32).collect();
+        let views = [view(&there, PAGE, &all), view(&here, PAGE, &all)];
+        let (grant, _slot) = pair.owner.grant(right, (theirs, &there), &views[0]);
+        // As often as no thread would be left; the session of a channel ends with it.
+        for _ in 0..if kind == Kind::Tcp { 1 } else { 3 } {
+            device.panic_next();
+            let (key, _fence) = pair.other.begin(op, grant, (ours, &here), &views[1]);
+            let error = pair.other.finished(key).outcome.unwrap_err();
+            assert!(error.text.contains("panicked"), "{kind:?} {op:?}: {error}");
+        }
+        if kind == Kind::Local {
+            let (key, _fence) = pair.other.begin(op, grant, (ours, &here), &views[1]);
+            pair.other.finished(key).outcome.unwrap();
+        }
+        pair.owner.end_grant(grant);
+        let weak = here.downgrade();
+        drop(here);
+        pair.other.withdraw(ours);
+        pair.other.wait("the end of the memory", |_| weak.upgrade().is_none().then_some(()));
+    }
+}
+
+/// What a device has in flight for a thread that panics is no less in flight.
+#[test]
+fn a_thread_that_panics_lets_go_of_no_memory_under_a_copy() {
+    let (op, right) = OPS[0];
+    for kind in [Kind::Tcp, Kind::Local] {
+        let (pair, device) = (Pair::new(kind), Abacus::new());
+        let (there, here) = (memory(SIZE, 1), device.memory(SIZE, 2));
+        let (theirs, ours) = (pair.owner.register(1, &there), pair.other.register(1, &here));
+        let view = [&there, &here].map(|memory| view(memory, PAGE, &[0]));
+        let (grant, _slot) = pair.owner.grant(right, (theirs, &there), &view[0]);
+        let device = GoesOn(device);
+        device.0.stand_still(true);
+        let (key, _fence) = pair.other.begin(op, grant, (ours, &here), &view[1]);
+        pair.other.wait("work for the device", |_| device.0.has_work().then_some(()));
+        device.0.panic_next();
+        pair.other.with(|node, _| node.cancel(key, cancelled()));
+        let error = pair.other.finished(key).outcome.unwrap_err();
+        assert!(device.0.has_panicked(), "{kind:?}: {error}");
+        assert_eq!(error.code, Code::PagesQuarantined, "{kind:?}: {error}");
+        drop(device);
+    }
 }
