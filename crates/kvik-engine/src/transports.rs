@@ -110,6 +110,7 @@ impl Transports {
                 from: call.from,
                 to: call.to,
                 kind: call.kind,
+                moved: false,
                 outcome: Err(Error::new(Code::TransportUnavailable, "this engine has no NICs")),
             }),
         }

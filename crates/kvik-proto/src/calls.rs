@@ -3,7 +3,7 @@
 use crate::FlowKey;
 use crate::channel::ChunkHeader;
 use crate::frame::{Frame, Path, Topic};
-use crate::nics::{NicAnswer, NicCall, Nics};
+use crate::nics::{MOVES, NicAnswer, NicCall, Nics};
 use crate::node::{Node, Protocol};
 use crate::notify::check_payload;
 use crate::transfers::{Batch, Claim, Open, Transfers, WorkRequest, lost};
@@ -156,7 +156,9 @@ impl<R: Clone, S: Deref<Target = Protocol<R>>> SessionCalls<'_, R, S> {
 
     /// [`crate::Event::Reach`] was done.
     pub fn answer_reach(&mut self, answer: NicAnswer) {
-        self.node.send(self.id, &Frame::Reached(answer));
+        let understood = self.node.established(self.id).is_some_and(|session| session.version >= MOVES);
+        let moved = answer.moved && understood;
+        self.node.send(self.id, &Frame::Reached(NicAnswer { moved, ..answer }));
     }
 
     /// No NIC can touch memory for this session any more: [`crate::Event::Fence`] was done. Not taken of a live

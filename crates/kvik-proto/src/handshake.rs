@@ -23,7 +23,7 @@ use crate::wire::{MAX_TEXT, Reader, Writer};
 use kvik_core::{Code, EngineId, Error, Incarnation, Result};
 
 /// The protocol versions that this crate speaks, oldest and newest.
-pub const VERSIONS: (u16, u16) = (3, 4);
+pub const VERSIONS: (u16, u16) = (3, 5);
 const MAGIC: [u8; 4] = *b"kvik";
 const HEADER: usize = 8;
 const MAX_BODY: usize = 2048;

@@ -42,8 +42,10 @@ pub enum NicCallKind {
     ProbePage,
 }
 
-/// In the byte of the asking NIC's number, of which there are fewer.
+/// In the byte of the asking NIC's number, of which there are fewer; the second one in answers, from this version on.
 const PAGE: u8 = 0x80;
+const MOVED: u8 = 0x40;
+pub(crate) const MOVES: u16 = 5;
 
 impl NicCallKind {
     fn encode(self, from: u8, w: &mut Writer) -> &mut Writer {
@@ -82,6 +84,8 @@ pub struct NicAnswer {
     pub to: u8,
     /// For what.
     pub kind: NicCallKind,
+    /// The connection that the call told of was cut before it came: for others, and by no fault of the connection.
+    pub moved: bool,
     /// What the asking one needs to know, or why it gets nothing.
     pub outcome: Result<Vec<u8>>,
 }
@@ -100,7 +104,7 @@ impl NicCall {
 
 impl NicAnswer {
     pub(crate) fn encode(&self, w: &mut Writer) {
-        self.kind.encode(self.from, w).u8(self.to);
+        self.kind.encode(self.from | if self.moved { MOVED } else { 0 }, w).u8(self.to);
         match &self.outcome {
             Ok(address) => encode_address(address, w.u16(0)),
             Err(error) => drop(w.u16(error.code as u16).text(&error.text, MAX_TEXT)),
@@ -109,12 +113,12 @@ impl NicAnswer {
 
     pub(crate) fn decode(r: &mut Reader) -> Result<NicAnswer> {
         let (from, kind) = NicCallKind::decode(r)?;
-        let to = r.u8()?;
+        let (from, moved, to) = (from & !MOVED, from & MOVED != 0, r.u8()?);
         let outcome = match r.u16()? {
             0 => Ok(decode_address(r)?),
             code => Err(Error::new(Code::from_wire(code), r.text(MAX_TEXT)?)),
         };
-        Ok(NicAnswer { from, to, kind, outcome })
+        Ok(NicAnswer { from, to, kind, moved, outcome })
     }
 }
 

@@ -115,7 +115,18 @@ fn today() -> Vec<(&'static str, Frame)> {
                 from: 1,
                 to: 2,
                 kind: NicCallKind::Connect,
+                moved: false,
                 outcome: Ok(vec![8; 24]),
+            }),
+        ),
+        (
+            "reached/moved",
+            Frame::Reached(NicAnswer {
+                from: 31,
+                to: 2,
+                kind: NicCallKind::Connect,
+                moved: true,
+                outcome: Ok(vec![8; 32]),
             }),
         ),
         (
@@ -124,6 +135,7 @@ fn today() -> Vec<(&'static str, Frame)> {
                 from: 31,
                 to: 2,
                 kind: NicCallKind::ProbePage,
+                moved: false,
                 outcome: Ok(vec![8; 16]),
             }),
         ),
@@ -133,6 +145,7 @@ fn today() -> Vec<(&'static str, Frame)> {
                 from: 1,
                 to: 2,
                 kind: NicCallKind::Connect,
+                moved: false,
                 outcome: Err(Error::new(Code::PeerLost, "its port is down")),
             }),
         ),
@@ -285,6 +298,7 @@ fn describe(frame: &Frame) -> Fields {
             ("from", answer.from.to_string()),
             ("to", answer.to.to_string()),
             ("kind", format!("{:?}", answer.kind)),
+            ("moved", answer.moved.to_string()),
             ("outcome", show_outcome(&answer.outcome)),
         ],
         Frame::Check { transfer, at, sums } => vec![

@@ -394,9 +394,11 @@ fn any_frame() -> impl Strategy<Value = Frame> {
         }),
         (0u64..40, 0u64..9).prop_map(|(transfer, at)| Frame::Used { transfer, at: at * 4096 }),
         (0u64..40, 0u64..9).prop_map(|(transfer, at)| Frame::Landed { transfer, at: at * 4096 }),
-        (0u8..3, 0u8..3, any_call_kind(), any_outcome()).prop_map(|(from, to, kind, outcome)| {
-            Frame::Reached(NicAnswer { from, to, kind, outcome: outcome.map(|()| vec![1]) })
-        }),
+        (0u8..3, 0u8..3, any_call_kind(), any::<bool>(), any_outcome()).prop_map(
+            |(from, to, kind, moved, outcome)| {
+                Frame::Reached(NicAnswer { from, to, kind, moved, outcome: outcome.map(|()| vec![1]) })
+            }
+        ),
     ]
 }
 

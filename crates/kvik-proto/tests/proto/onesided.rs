@@ -5,8 +5,8 @@ use crate::memory::{Mem, view};
 use crate::world::{World, layout, ms};
 use kvik_core::{Code, Error, GrantId, GrantState, Right, Use};
 use kvik_proto::{
-    Batch, Check, Claim, FlowKey, Op, Open, Path, Reclaim, ReclaimCounts, WorkId, WorkKind, WorkOutcome,
-    WorkRequest,
+    Batch, Check, Claim, FlowKey, Frame, NicAnswer, NicCallKind, Op, Open, Path, Reclaim, ReclaimCounts,
+    WorkId, WorkKind, WorkOutcome, WorkRequest,
 };
 use std::time::Duration;
 
@@ -453,4 +453,24 @@ fn quarantine_counts_pages() {
         world.end_grant(1, id, GrantState::Revoked);
     }
     assert_eq!(world.peers[1].node.quarantined(), 3);
+}
+
+/// What a version does not have is not said in it: there the byte with the bit is a NIC's number.
+#[test]
+fn that_a_nic_has_moved_is_said_to_peers_that_know_the_word() {
+    for (version, said) in [(4, false), (5, true)] {
+        let mut world = World::new(2, 3);
+        let (mut left, _) = world.handshake(0, 1);
+        let session = left.session;
+        (left.one_sided, left.version) = (true, version);
+        let (now, node) = (world.now, &mut world.peers[0].node);
+        node.add_session(left, now);
+        node.session(session).take_output(&mut Vec::new());
+        let (kind, outcome) = (NicCallKind::Connect, Ok(vec![7]));
+        node.session(session).answer_reach(NicAnswer { from: 31, to: 2, kind, moved: true, outcome });
+        let mut bytes = Vec::new();
+        node.session(session).take_output(&mut bytes);
+        let Ok(Some((Frame::Reached(answer), _))) = Frame::decode(&bytes) else { panic!("{bytes:?}") };
+        assert_eq!((answer.from, answer.kind, answer.moved), (31, kind, said), "version {version}");
+    }
 }

@@ -237,7 +237,7 @@ impl World {
             }
         }
         let NicCall { from, to, kind, .. } = *call;
-        let answer = NicAnswer { from, to, kind, outcome: Ok(Vec::new()) };
+        let answer = NicAnswer { from, to, kind, moved: false, outcome: Ok(Vec::new()) };
         self.engines[engine].node.session(session).answer_reach(answer);
         self.drop_posts();
     }

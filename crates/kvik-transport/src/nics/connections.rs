@@ -4,7 +4,7 @@
 //! the control connection. When an operation fails, the peer is asked in any case: its answer means that nothing which
 //! was posted before can land there any more, so what failed may be posted again, by this NIC or by another one.
 
-use super::device::{CancelScope, RmaDevice};
+use super::device::{CancelScope, Disconnected, RmaDevice};
 use super::in_flight::PATIENCE;
 use super::peers::{CALL, ConnState, gone};
 use super::worker::Worker;
@@ -71,7 +71,6 @@ impl<C: RmaDevice> Worker<C> {
 
     fn reconnect_one(&mut self, session: u64) -> Result<()> {
         let (in_flight, down) = (self.in_flight(session), self.peers.down().is_some());
-        let failed = self.peers.has_failed(session);
         let peer = self.peers.of(session);
         match peer.state() {
             ConnState::Requested(since) if since.elapsed() < CALL => return Ok(()),
@@ -90,9 +89,6 @@ impl<C: RmaDevice> Worker<C> {
                 self.cut(session);
             }
             return Ok(());
-        }
-        if failed {
-            peer.failed();
         }
         self.close_conn(session);
         self.request_connection(session)
@@ -115,9 +111,14 @@ impl<C: RmaDevice> Worker<C> {
         if answer.kind == NicCallKind::ProbePage {
             return self.on_probe_page(session, answer);
         }
+        // One that the peer has cut for others says nothing of the NICs, or of what is between them.
+        let failed = self.peers.has_failed(session) && !answer.moved;
         let Some(peer) = self.peers.get(session) else { return };
         if !peer.was_asked_for(usize::from(answer.to)) {
             return log::debug!("a peer answered for a NIC that it was not asked for");
+        }
+        if failed {
+            peer.failed();
         }
         let nics = self.services.rma.nics(session).map_or(0, |nics| nics.addresses.len());
         let (tried, passes_on, no_end) = (peer.was_tried(nics), peer.is_to_pass_on(), peer.why.clone());
@@ -190,11 +191,13 @@ impl<C: RmaDevice> Worker<C> {
         }
         // The session's end may have overtaken it: then nobody would ever cut what is opened now.
         let Some(theirs) = self.services.rma.nics(session) else { return };
-        match self.device.disconnect_peer(session, call.from, &call.address) {
-            Ok(true) => self.tell_address(),
-            Ok(false) => {}
+        let cut = match self.device.disconnect_peer(session, call.from, &call.address) {
+            Ok(cut) => cut,
             // No answer: then the peer cannot vouch for what it has posted, and the session ends.
             Err(error) => return log::error!("NIC {} cannot cut off a peer: {error}", self.number),
+        };
+        if cut == Disconnected::All {
+            self.tell_address();
         }
         let has = theirs.addresses.len();
         let outcome = match &self.broken {
@@ -207,9 +210,8 @@ impl<C: RmaDevice> Worker<C> {
                 format!("the engine that asks has told of {has} NIC(s), and its number {} asks", call.from),
             )),
         };
-        self.services
-            .rma
-            .answer(session, NicAnswer { from: call.from, to: call.to, kind: call.kind, outcome });
+        let (NicCall { from, to, kind, .. }, moved) = (call, cut == Disconnected::Before);
+        self.services.rma.answer(session, NicAnswer { from, to, kind, moved, outcome });
     }
 
     /// All peers must take another address from now on.

@@ -55,12 +55,11 @@ pub(crate) trait RmaDevice: Sized {
     /// # Errors
     /// The answer makes no sense.
     fn connect(&mut self, session: u64, told: &[u8]) -> Result<Self::Conn>;
-    /// The NIC `from` of the session's peer wants a connection to this one: cuts what it could reach before. Whether
-    /// all peers shared that, as for [`RmaDevice::fence`].
+    /// The NIC `from` of the session's peer wants a connection to this one: cuts what it could reach before.
     ///
     /// # Errors
     /// It cannot be cut.
-    fn disconnect_peer(&mut self, session: u64, from: u8, told: &[u8]) -> Result<bool>;
+    fn disconnect_peer(&mut self, session: u64, from: u8, told: &[u8]) -> Result<Disconnected>;
     /// Then opens the new connection: what the peer needs to know of it.
     ///
     /// # Errors
@@ -121,6 +120,17 @@ pub(crate) struct Operation<'a, C: RmaDevice> {
 
 /// An operation has ended: its memory is not touched any more by it.
 pub(crate) type Done = kvik_host::rma::Completion<Error>;
+
+/// What a peer could reach, and cannot any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Disconnected {
+    /// Its own connection.
+    Alone,
+    /// What all peers shared, as for [`RmaDevice::fence`].
+    All,
+    /// Nothing any more: that was cut before, with what all peers shared then.
+    Before,
+}
 
 /// Whose operations a cut has stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

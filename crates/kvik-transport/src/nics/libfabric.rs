@@ -5,7 +5,9 @@
 //! one of them must be cut off.
 
 use super::NicOptions;
-use super::device::{CancelScope, Done, LONGEST, Operation, Posted, RmaDevice, goes_on, lost, no};
+use super::device::{
+    CancelScope, Disconnected, Done, LONGEST, Operation, Posted, RmaDevice, goes_on, lost, no,
+};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -232,10 +234,15 @@ impl RmaDevice for FabricRmaDevice {
         self.posts()?.add_peer(told).map_err(lost)
     }
 
-    fn disconnect_peer(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<bool> {
+    fn disconnect_peer(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<Disconnected> {
         let known = self.target.endpoint.as_mut().map(Endpoint::address).transpose().map_err(no)?;
-        // One by another address was cut before, when the peer had not heard of it yet.
-        if known.is_some_and(|known| known != told) { Ok(false) } else { self.fence(session) }
+        // One by another address was cut before, when the peer had not heard of it yet; so was one by an endpoint that is
+        // closed.
+        match known {
+            Some(known) if known != told => Ok(Disconnected::Before),
+            Some(_) => self.fence(session).map(|_| Disconnected::All),
+            None => self.fence(session).map(|_| Disconnected::Before),
+        }
     }
 
     fn admit(&mut self, _session: u64, _from: u8, _told: &[u8]) -> Result<Vec<u8>> {

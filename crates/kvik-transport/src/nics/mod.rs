@@ -310,7 +310,7 @@ impl NicPool {
                     call.to
                 );
                 let outcome = Err(Error::new(Code::TransportUnavailable, text));
-                Some(NicAnswer { from: call.from, to: call.to, kind: call.kind, outcome })
+                Some(NicAnswer { from: call.from, to: call.to, kind: call.kind, moved: false, outcome })
             }
         }
     }

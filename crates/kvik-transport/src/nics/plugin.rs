@@ -4,7 +4,9 @@
 //! changes, for all of them: who had a connection takes the new address, and posts again what it had in flight.
 
 use super::NicOptions;
-use super::device::{CancelScope, Done, LONGEST, Operation, PIECES, Posted, RmaDevice, lost, no};
+use super::device::{
+    CancelScope, Disconnected, Done, LONGEST, Operation, PIECES, Posted, RmaDevice, lost, no,
+};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -136,9 +138,12 @@ impl RmaDevice for PluginRmaDevice {
         Ok(conn)
     }
 
-    fn disconnect_peer(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<bool> {
+    fn disconnect_peer(&mut self, session: u64, _from: u8, told: &[u8]) -> Result<Disconnected> {
         // One by another address was cut before, when the peer had not heard of it yet.
-        if self.device.address() == told { self.fence(session) } else { Ok(false) }
+        if self.device.address() != told {
+            return Ok(Disconnected::Before);
+        }
+        self.fence(session).map(|_| Disconnected::All)
     }
 
     fn admit(&mut self, _session: u64, _from: u8, _told: &[u8]) -> Result<Vec<u8>> {

@@ -5,7 +5,9 @@
 //! was posted by closing the initiator, what a peer may still send by closing its target. Other peers notice nothing.
 
 use super::NicOptions;
-use super::device::{CancelScope, Done, LONGEST, Operation, PIECES, Posted, RmaDevice, goes_on, lost, no};
+use super::device::{
+    CancelScope, Disconnected, Done, LONGEST, Operation, PIECES, Posted, RmaDevice, goes_on, lost, no,
+};
 use crate::{RegionMemory, from_host};
 use kvik_core::{Code, Error, Result};
 use kvik_host::event::Epoll;
@@ -252,10 +254,10 @@ impl RmaDevice for VerbsRmaDevice {
         Ok(session)
     }
 
-    fn disconnect_peer(&mut self, session: u64, from: u8, _told: &[u8]) -> Result<bool> {
+    fn disconnect_peer(&mut self, session: u64, from: u8, _told: &[u8]) -> Result<Disconnected> {
         let before = self.targets.remove(&(session, from));
         self.end(session, before)?;
-        Ok(false)
+        Ok(Disconnected::Alone)
     }
 
     fn admit(&mut self, session: u64, from: u8, told: &[u8]) -> Result<Vec<u8>> {

@@ -145,7 +145,7 @@ impl<C: RmaDevice> Worker<C> {
             [key.key.to_le_bytes(), key.base.to_le_bytes()].concat()
         });
         let NicCall { from, to, kind, .. } = call;
-        self.services.rma.answer(session, NicAnswer { from, to, kind, outcome });
+        self.services.rma.answer(session, NicAnswer { from, to, kind, moved: false, outcome });
     }
 }
 

@@ -2,6 +2,7 @@
 //! transports need by calls of the node, and nothing else.
 
 use crate::faulty::Faults;
+use crate::standin::Standin;
 use kvik_core::View;
 use kvik_core::{
     Class, EngineId, Error, GrantId, GrantState, Incarnation, Layout, Order as Stream, RegionId, Result,
@@ -38,6 +39,8 @@ pub enum Kind {
     Local,
     /// Of these NICs.
     Rma(&'static str),
+    /// Of those of the stand-in for EFA.
+    Efa,
 }
 
 pub struct Host {
@@ -438,7 +441,7 @@ impl Pair {
 
     /// The faults of the side that writes the destination.
     pub fn mover(&self, kind: Kind, op: Op) -> &Arc<Faults> {
-        if op == Op::Read || matches!(kind, Kind::Rma(_)) { &self.ours } else { &self.theirs }
+        if op == Op::Read || matches!(kind, Kind::Rma(_) | Kind::Efa) { &self.ours } else { &self.theirs }
     }
 }
 
@@ -491,9 +494,13 @@ fn start(kind: Kind, number: u8, faults: &Arc<Faults>) -> Arc<Host> {
             rest(tcp);
         }
         Kind::Local => rest(copies.clone()),
-        Kind::Rma(nics) => {
+        Kind::Rma(_) | Kind::Efa => {
+            let (nics, library) = match kind {
+                Kind::Rma(nics) => (nics, None),
+                _ => ("efa", Some(Standin::Fabric.library())),
+            };
             let nics: NicOptions = nics.parse().unwrap();
-            let nics = NicOptions { source: Some([127, 0, 0, 1].into()), ..nics };
+            let nics = NicOptions { source: Some([127, 0, 0, 1].into()), library, ..nics };
             let rma = Arc::new(Rma::start(&nics, 1, &options).unwrap());
             rma.serve(&services);
             assert!(host.rma.set(rma.clone()).is_ok());

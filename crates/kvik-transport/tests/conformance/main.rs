@@ -9,6 +9,13 @@ mod device;
 #[allow(dead_code)]
 mod faulty;
 mod host;
+#[path = "../../../../tests/standins/make.rs"]
+#[allow(dead_code)]
+mod make;
+mod moves;
+#[path = "../../../../tests/standins/standin.rs"]
+#[allow(dead_code)]
+mod standin;
 
 use host::{Kind, PATIENCE, Pair, bytes, memory, view};
 use kvik_core::{Code, Error, Right};
