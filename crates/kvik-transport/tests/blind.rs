@@ -1,19 +1,31 @@
 //! Threads that cannot wait any more: something in the process has closed the descriptor that they sleep on, as a program
 //! does that closes all that it knows nothing of. All tests of this process are about its descriptors: one at a time.
 
+#[path = "../../../tests/standins/make.rs"]
+#[allow(dead_code)]
+mod make;
 #[path = "unit/nobody.rs"]
 mod nobody;
+#[path = "../../../tests/standins/standin.rs"]
+#[allow(dead_code)]
+mod standin;
 
-use kvik_core::{Code, Error, Result};
+use kvik_core::{Code, Error, RegionId, Result};
 use kvik_host::event::{EventFd, Interest, wait_ready};
 use kvik_host::socket::{TcpConn, TcpListener, TcpOptions};
 use kvik_host::thread::ThreadOptions;
-use kvik_proto::{Batch, ChunkHeader, Claim, NicAnswer, NicCall, Nics, WorkId, WorkOutcome, WorkRequest};
+use kvik_host::{HugePages, Memory};
+use kvik_proto::{
+    Batch, ChunkHeader, Claim, NicAnswer, NicCall, NicCallKind, Nics, WorkId, WorkOutcome, WorkRequest,
+};
+use kvik_transport::nics::NicOptions;
+use kvik_transport::rma::Rma;
 use kvik_transport::tcp::{Tcp, TcpConfig};
 use kvik_transport::{
     Ended, Placement, Queue, RegionMemory, RmaPeers, Services, SessionEvents, Transport, WorkSource,
 };
 use nobody::Nobody;
+use standin::Standin;
 use std::collections::BTreeSet;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -22,27 +34,45 @@ use std::time::Duration;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What threads say of sessions: that one was heard of, or why one has lost a channel.
+/// What threads say of sessions: that one was heard of, or cut off, or why one has lost a channel or gets no connection.
 struct Sessions(Mutex<Sender<(u64, Option<Error>)>>);
+
+impl Sessions {
+    fn say(&self, session: u64, why: Option<Error>) -> bool {
+        self.0.lock().unwrap().send((session, why)).is_ok()
+    }
+}
 
 impl SessionEvents for Sessions {
     fn heard(&self, session: u64) -> bool {
-        self.0.lock().unwrap().send((session, None)).is_ok()
+        self.say(session, None)
     }
     fn connect(&self, _: u64) {}
     fn broken(&self, session: u64, error: Error) {
-        self.0.lock().unwrap().send((session, Some(error))).unwrap();
+        self.say(session, Some(error));
     }
     fn flush_local(&self) {}
-    fn fenced(&self, _: u64) {}
+    fn fenced(&self, session: u64) {
+        self.say(session, None);
+    }
+}
+
+impl RmaPeers for Sessions {
+    fn nics(&self, _: u64) -> Option<Nics> {
+        Some(Nics { provider: "libfabric:efa".into(), addresses: vec![vec![0; 32]; 2] })
+    }
+    fn moved(&self, _: Nics) {}
+    fn call(&self, _: u64, _: NicCall) {}
+    fn answer(&self, session: u64, answer: NicAnswer) {
+        self.say(session, answer.outcome.err());
+    }
+    fn warm_up_done(&self, _: u64, _: usize, _: usize, _: Result<bool>) {}
 }
 
 fn services() -> (Services, Receiver<(u64, Option<Error>)>) {
     let (tell, told) = channel();
-    (
-        Services { sessions: Arc::new(Sessions(Mutex::new(tell))), ..Services::of(&Arc::new(Nobody(true))) },
-        told,
-    )
+    let sessions = Arc::new(Sessions(Mutex::new(tell)));
+    (Services { sessions: sessions.clone(), rma: sessions, ..Services::of(&Arc::new(Nobody(true))) }, told)
 }
 
 /// The sets that threads of this process sleep on.
@@ -102,4 +132,31 @@ fn a_data_thread_that_cannot_wait_tells_its_sessions_and_leaves_new_channels_to_
     let lost = ends.iter().map(|((_, lost), _)| lost.as_ref().map(|lost| lost.code));
     assert_eq!(lost.collect::<Vec<_>>(), [None, None, None, Some(Code::PeerLost)]);
     tcp.stop();
+}
+
+#[test]
+fn nics_whose_thread_cannot_wait_are_out_of_use_by_name_and_still_cut_off_peers() {
+    let name = "nics_whose_thread_cannot_wait_are_out_of_use_by_name_and_still_cut_off_peers";
+    Standin::Fabric.alone(name, &[("KVIK_STANDIN_DEVICES", "2")], |_| {
+        let ((services, told), before) = (services(), sets());
+        let options =
+            NicOptions { library: Some(Standin::Fabric.library()), ..("efa".parse::<NicOptions>().unwrap()) };
+        let rma = Rma::start(&options, 1, &ThreadOptions::default()).unwrap();
+        rma.serve(&services);
+        sets().difference(&before).for_each(|set| take_away(*set));
+        // It is woken once more.
+        let memory = RegionMemory::from(Memory::shared(4096, HugePages::Never).unwrap());
+        rma.register(RegionId(1), &memory, PATIENCE).unwrap();
+        for to in 0..2 {
+            let call = NicCall { from: 0, to, kind: NicCallKind::Connect, address: vec![0; 32] };
+            rma.called(3, call);
+            let (_, refused) = told.recv_timeout(PATIENCE).expect("somebody answers");
+            let refused = refused.expect("it gives no connection");
+            assert!(refused.text.contains("cannot wait"), "{refused}");
+            assert!(!rma.devices()[usize::from(to)].is_up());
+        }
+        rma.fence(3);
+        assert_eq!(told.recv_timeout(PATIENCE).expect("the peer is cut off"), (3, None));
+        rma.stop();
+    });
 }

@@ -5,6 +5,9 @@
 //! them has another, and what one does in a turn is bounded by its queue: so a busy one holds nobody up for longer. Who
 //! claims work goes behind the others, and claims one batch a turn: so they share a transfer, as NICs with threads of
 //! their own do by chance.
+//!
+//! A thread that cannot wait any more puts its NICs out of use, and looks now and then at what they are told: they end their
+//! work by name, and cut off peers as ever.
 
 use super::device::RmaDevice;
 use super::inbox::{Command, TOLD, Waker};
@@ -13,7 +16,7 @@ use kvik_core::{Code, Error};
 use kvik_host::event::Events;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// See the module's text.
 pub(super) struct NicThread<C: RmaDevice> {
@@ -22,11 +25,16 @@ pub(super) struct NicThread<C: RmaDevice> {
     nics: Vec<Option<Worker<C>>>,
     /// The place whose turn comes first.
     first: usize,
+    /// Why it cannot wait for anything.
+    blind: Option<Error>,
 }
+
+/// How often one that cannot wait looks.
+const LOOK: Duration = Duration::from_millis(10);
 
 impl<C: RmaDevice> NicThread<C> {
     pub fn new(waker: Arc<Waker>, nics: impl Iterator<Item = Worker<C>>) -> NicThread<C> {
-        NicThread { waker, nics: nics.map(Some).collect(), first: 0 }
+        NicThread { waker, nics: nics.map(Some).collect(), first: 0, blind: None }
     }
 
     /// Serves the NICs until the last one was told to end.
@@ -34,11 +42,16 @@ impl<C: RmaDevice> NicThread<C> {
         let (mut events, mut commands) = (Events::new(1 + self.nics.len()), Vec::new());
         while let Some(due) = self.nics.iter().flatten().map(|nic| nic.due).min() {
             let wait = due.saturating_duration_since(Instant::now());
-            if let Err(error) = self.waker.epoll.wait(&mut events, wait) {
-                log::error!("a thread of NICs cannot wait and ends: {error}");
-                return self.nics.iter_mut().flatten().for_each(Worker::end);
-            }
             let (mut told, mut ready) = (0, 0);
+            if let Err(error) = self.waker.epoll.wait(&mut events, wait) {
+                let text = format!(
+                    "its thread cannot wait any more ({error}): something in this process has closed a descriptor of \
+                     kvik's; restart the process"
+                );
+                self.blind = Some(Error::new(Code::PeerLost, text));
+                std::thread::sleep(wait.min(LOOK));
+                told = u32::MAX;
+            }
             for event in events.iter() {
                 match event.token {
                     TOLD => told = self.waker.take(),
@@ -60,7 +73,12 @@ impl<C: RmaDevice> NicThread<C> {
         let slot = &mut self.nics[at];
         let Some(nic) = slot else { return };
         let was_broken = nic.broken.is_some();
-        let mut goes_on = catch_unwind(AssertUnwindSafe(|| nic.turn(told, commands)));
+        let mut goes_on = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(why) = self.blind.as_ref().filter(|_| !was_broken) {
+                nic.device_failed(why.clone());
+            }
+            nic.turn(told, commands)
+        }));
         if goes_on.is_err() && !was_broken {
             goes_on = catch_unwind(AssertUnwindSafe(|| {
                 let text = "its thread panicked, which is a fault of kvik; restart the process";
@@ -71,6 +89,7 @@ impl<C: RmaDevice> NicThread<C> {
         // It is not polled any more, and what it has would wake the thread again and again.
         if nic.broken.is_some()
             && !was_broken
+            && self.blind.is_none()
             && let Err(error) = self.waker.epoll.delete(&*nic.epoll)
         {
             log::error!("NIC {} ({}) goes on to wake its thread: {error}", nic.number, nic.stats.name());
