@@ -2,8 +2,9 @@
 //! for good, or whose thread has. Others have its work, also what it had in flight: its peer cuts that all the same.
 
 use crate::common::*;
+use crate::faulty::Faults;
 use crate::nics::{self, interrupted, scattered, up};
-use crate::pair::{OPS, Op, Pair, metric, whole};
+use crate::pair::{OPS, Op, Pair, metric, options, whole};
 use crate::standin::Control;
 use kvik_core::Code;
 
@@ -110,6 +111,36 @@ fn the_only_nic_ends_transfers_by_its_name_when_its_thread_panics() {
             }
             assert_eq!(up(&pair.other, nic), [0.0; 2], "{op:?}");
             pair.other.close(PATIENCE).unwrap();
+        }
+    });
+}
+
+/// Of some kinds of NIC the owner's has a part in what its peers post: who waits for that waits for a NIC that does
+/// nothing more.
+#[test]
+fn what_peers_have_in_flight_to_a_nic_that_is_out_of_use_ends_by_its_reason() {
+    let name = "what_peers_have_in_flight_to_a_nic_that_is_out_of_use_ends_by_its_reason";
+    let nic = nics::EFA;
+    nic.one.place(&format!("{}::{name}", module_path!()), |control| {
+        let mut control = control.expect("the stand-in is there");
+        for op in OPS {
+            let pair = Pair::new(nic.one);
+            pair.pass();
+            let (there, here) = pair.regions(1, 64 << 10);
+            let grant = pair.grant(op, &whole(&there, 64 << 10));
+            control.say("stick count=1");
+            let transfer = pair.begin(op, &whole(&here, 64 << 10), &grant, PATIENCE);
+            wait_until("the operation to be stuck", || control.counts()["stuck"] == 1);
+            // The owner's NIC panics over a transfer of its own with somebody else.
+            let third = nic.one.engine(&Faults::new(3), None);
+            let (far, near) = (nic.one.granted_region(&third, 4096, 1), nic.one.region(&pair.owner, 4096, 2));
+            let granted = third.grant(&whole(&far, 4096), options(Op::Read)).unwrap();
+            pair.theirs.panic_next();
+            let own = pair.owner.read(&whole(&near, 4096), granted.ticket(), None, within(PATIENCE)).unwrap();
+            assert_eq!(code(own.wait(Some(PATIENCE))), Code::PeerLost);
+            let error = transfer.wait(Some(PATIENCE)).unwrap_err();
+            assert!(error.code == Code::PeerLost && error.text.contains("its thread panicked"), "{error}");
+            assert_eq!(control.counts()["stuck"], 0, "{op:?}");
         }
     });
 }

@@ -9,7 +9,7 @@ use super::in_flight::PATIENCE;
 use super::peers::{CALL, ConnState, gone};
 use super::worker::Worker;
 use kvik_core::{Code, Error, Result};
-use kvik_proto::{NicAnswer, NicCall, NicCallKind};
+use kvik_proto::{NicAnswer, NicCall, NicCallKind, OWN_SESSION};
 
 impl<C: RmaDevice> Worker<C> {
     /// The connection to the session's peer, and which of its NICs it leads to. None: it is being opened.
@@ -262,6 +262,11 @@ impl<C: RmaDevice> Worker<C> {
             if self.in_flight(session) > 0 {
                 self.cut(session);
             }
+        }
+        // What peers have in flight may need turns that the NIC does not have any more. Where all of them share what they
+        // reach, it ends, and they ask: no session is named so.
+        if let Err(error) = self.device.fence(OWN_SESSION) {
+            log::error!("peers of NIC {} ({}) may wait for it: {error}", self.number, self.stats.name());
         }
     }
 }
