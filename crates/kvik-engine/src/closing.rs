@@ -8,7 +8,7 @@ use crate::inner::Inner;
 use crate::sync::lock;
 use kvik_core::{Code, Error, Result};
 use kvik_host::thread::{ThreadOptions, spawn_named};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -85,6 +85,18 @@ impl Handle {
         let text = stuck.as_deref().unwrap_or("they have no memory in use");
         log::warn!(engine:% = self.inner.base.setup.id(); "the engine's threads have not ended: {text}");
         stuck.map_or(Ok(()), |text| Err(Error::new(Code::PagesQuarantined, text)))
+    }
+}
+
+/// Closes an engine whose control thread cannot go on, from that thread: nobody would send heartbeats any more, hear of
+/// peers that die, or look at deadlines.
+pub(crate) fn give_up(handle: &Weak<Handle>, why: &str) {
+    let Some(handle) = handle.upgrade() else { return };
+    log::error!(engine:% = handle.inner.base.setup.id(); "{why}; the engine closes: start another one");
+    // It does not wait for itself.
+    drop(lock(&handle.control).take());
+    if let Err(error) = handle.close(DROP_LIMIT) {
+        log::warn!("{error}");
     }
 }
 

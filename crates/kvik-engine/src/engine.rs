@@ -2,7 +2,7 @@
 
 use crate::base::Base;
 use crate::begin::{check_own, check_writable, entry, moving, set_out};
-use crate::closing::Handle;
+use crate::closing::{Handle, give_up};
 use crate::config::{Config, Preference};
 use crate::control::Control;
 use crate::end::End;
@@ -78,7 +78,9 @@ impl Engine {
         };
         let options = inner.base.thread_options();
         let mut control = Control::new(inner, listeners, unix, &options)?;
-        let thread = spawn_named("kvik-ctl", &options, move || control.run()).map_err(fail)?;
+        let handle = Arc::downgrade(&engine.handle);
+        let serve = move || control.run().unwrap_or_else(|why| give_up(&handle, &why));
+        let thread = spawn_named("kvik-ctl", &options, serve).map_err(fail)?;
         *lock(&engine.handle.control) = Some(thread);
         log::info!(engine:% = engine.id(); "engine {:?} listens on {bound:?}", engine.name());
         Ok(engine)

@@ -34,6 +34,7 @@ use kvik_host::thread::{ThreadOptions, be_prompt};
 use kvik_host::unix::UnixListener;
 use kvik_transport::from_host;
 use secure::Securing;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -61,7 +62,18 @@ impl Control {
         Ok(Control { inner, conns, buffer: vec![0; 64 << 10], securing })
     }
 
-    pub fn run(&mut self) {
+    /// Serves all connections until it is told to stop; else returns why it cannot go on. All are cut off then.
+    pub fn run(&mut self) -> std::result::Result<(), String> {
+        let ended = catch_unwind(AssertUnwindSafe(|| self.serve_all()));
+        let cut = catch_unwind(AssertUnwindSafe(|| {
+            self.securing = None;
+            self.conns.cut_all();
+        }));
+        let panicked = || Err("the control thread panicked".into());
+        if cut.is_err() { panicked() } else { ended.unwrap_or_else(|_| panicked()) }
+    }
+
+    fn serve_all(&mut self) -> std::result::Result<(), String> {
         // Heartbeats must not wait for whatever else computes on this machine: a busy peer is not a dead one.
         if let Err(error) = be_prompt() {
             log::debug!("heartbeats are sent at ordinary priority: {error}");
@@ -74,9 +86,7 @@ impl Control {
         loop {
             let wait = self.inner.base.commands.sleep_until(|| self.next_deadline());
             if let Err(error) = self.conns.wait(&mut events, wait) {
-                log::error!("the control thread cannot wait for its connections and ends: {error}");
-                self.securing = None;
-                return self.conns.cut_all();
+                return Err(format!("the control thread cannot wait for its connections: {error}"));
             }
             for event in events.iter() {
                 if event.token == WAKER {
@@ -87,8 +97,7 @@ impl Control {
             }
             for command in self.inner.base.commands.take() {
                 if matches!(command, ControlCommand::Stop) {
-                    self.securing = None;
-                    return self.conns.cut_all();
+                    return Ok(());
                 }
                 self.execute(command);
             }
