@@ -8,10 +8,11 @@ with, and how often the other one is said, tell most of these apart.
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from kvik_lab.audit.claims import Scene, Sentence, claim, sentences
@@ -21,7 +22,7 @@ from kvik_lab.audit.quantity import Quantity
 from kvik_lab.audit.rules import exactly
 from kvik_lab.audit.said import Fact, Kind, Said
 from kvik_lab.audit.series import View
-from kvik_lab.audit.slips import slip
+from kvik_lab.audit.slips import slips
 
 _COMMON = """an as are be been can each has have if into it its may more most no not only or our over so
 still such than that their then there these they this up was we were when which while will you your"""
@@ -30,28 +31,58 @@ _SMALL = frozenset(_COMMON.split())
 
 def said(document: Document, views: Sequence[View]) -> Said:
     """Everything that a document prints with a unit."""
-    facts: dict[Kind, list[Fact]] = {}
+    facts = [replace(fact, quantity=end) for fact in _facts(document, views) for end in _ends(fact.quantity)]
+    values: dict[tuple[Kind, str], list[Fact]] = {}
+    digits: dict[tuple[Kind, float, str], list[Fact]] = {}
+    for fact in facts:
+        quantity, kind = fact.quantity, _kind(fact.quantity)
+        values.setdefault((kind, _value(quantity)), []).append(fact)
+        for text in {_bare(quantity.digits), *_rounded(quantity)}:
+            digits.setdefault((kind, quantity.unit.scale, text), []).append(fact)
+    counts = Counter(word for fact in facts for word in fact.words)
+    return Said(
+        {key: tuple(found) for key, found in values.items()},
+        {key: tuple(found) for key, found in digits.items()},
+        Counter((kind, scale, _places(text)) for kind, scale, text in digits),
+        {word: math.log(1 + len(facts) / count) for word, count in counts.items()},
+    )
+
+
+def _facts(document: Document, views: Sequence[View]) -> Iterator[Fact]:
     for sentence in sentences(document):
         if not sentence.code:
             words = _words(f"{sentence.text} {sentence.heading}")
-            for quantity in sentence.found:
-                _add(facts, Fact(quantity, sentence.line, words, cell=False))
+            for quantity in filter(_measures, sentence.found):
+                yield Fact(quantity, sentence.line, words, cell=False)
     for table, view in zip(document.tables, views, strict=True):
         for series in view.series:
             for label, slot in zip(view.labels, series.slots, strict=True):
-                if slot is not None:
+                if slot is not None and _measures(slot.quantity):
                     words = _words(f"{label} {series.name} {table.heading}")
-                    _add(facts, Fact(slot.quantity, slot.place.line, words, cell=True))
-    every = [fact for found in facts.values() for fact in found]
-    counts = Counter(word for fact in every for word in fact.words)
-    weights = {word: math.log(1 + len(every) / count) for word, count in counts.items()}
-    return Said({kind: tuple(found) for kind, found in facts.items()}, weights)
+                    yield Fact(slot.quantity, slot.place.line, words, cell=True)
 
 
-def _add(facts: dict[Kind, list[Fact]], fact: Fact) -> None:
-    if fact.quantity.unit.kind != "plain" and not fact.quantity.bound:
-        for end in _ends(fact.quantity):
-            facts.setdefault(_kind(end), []).append(replace(fact, quantity=end))
+def _measures(quantity: Quantity) -> bool:
+    """Whether it has a unit, and is no bound."""
+    return quantity.unit.kind != "plain" and not quantity.bound
+
+
+def _bare(digits: str) -> str:
+    return digits.replace(",", "")
+
+
+def _rounded(quantity: Quantity) -> list[str]:
+    """Its digits with one less behind the point."""
+    return [f"{abs(quantity.number):.{quantity.decimals - 1}f}"] if quantity.decimals else []
+
+
+def _value(quantity: Quantity, factor: float = 1.0) -> str:
+    return f"{abs(quantity.number) * quantity.unit.scale * factor:.9g}"
+
+
+def _places(digits: str) -> str:
+    """Where digits and the point stand."""
+    return re.sub(r"\d", "0", digits)
 
 
 def _ends(quantity: Quantity) -> list[Quantity]:
@@ -80,26 +111,18 @@ def contradicted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]
     """Findings: a number that is said nowhere else, and is a slip of one that is, about the same."""
     words = _words(f"{sentence.text} {sentence.heading}")
     for at, printed, end in _told(sentence):
-        others = _elsewhere(scene, sentence, printed)
-        if any(_says(fact.quantity, printed) for fact in others):
+        if _says(scene, sentence, printed):
             continue
         # a range is about what is said elsewhere where its other end is
-        if end is not None and not any(_says(fact.quantity, end) for fact in others):
+        if end is not None and not _says(scene, sentence, end):
             continue
-        beside = [q for q in sentence.found if q is not printed and _kind(q) == _kind(printed)]
-        found = [
-            group
-            for group in _groups(
-                fact
-                for fact in others
-                if slip(printed.digits, fact.quantity.digits)
-                or slip(printed.digits, _digits_at(fact.quantity, printed))
-            )
-            if group[0].quantity.unit.scale == printed.unit.scale
-            and not any(_same(group[0].quantity, other) for other in beside)
+        told = {_value(other) for other in sentence.found if other is not printed}
+        sure = [
+            (weight, group)
+            for group in _slips(scene, sentence, printed)
+            if _value(group[0].quantity) not in told
+            and _enough(scene, printed, weight := max(_weight(scene, words, fact) for fact in group), group)
         ]
-        weighed = [(max(_weight(scene, words, fact) for fact in group), group) for group in found]
-        sure = [(weight, group) for weight, group in weighed if _enough(printed, weight, group)]
         if sure:
             yield at, _check(sentence, printed, max(sure, key=lambda one: one[0])[1][0])
 
@@ -107,7 +130,7 @@ def contradicted(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]
 def repeated(scene: Scene, sentence: Sentence) -> Iterator[tuple[int, Check]]:
     """Checks that hold: a number that is said elsewhere too."""
     for at, printed, _ in _told(sentence):
-        same = [fact for fact in _elsewhere(scene, sentence, printed) if _says(fact.quantity, printed)]
+        same = _says(scene, sentence, printed)
         if same:
             yield at, _check(sentence, printed, same[0])
 
@@ -116,7 +139,7 @@ def _told(sentence: Sentence) -> Iterator[tuple[int, Quantity, Quantity | None]]
     """The numbers of a sentence that have a unit, and two digits or more that say something; of a range both
     ends, each with the other one."""
     for at, quantity in enumerate(sentence.found):
-        if not sentence.code and quantity.unit.kind != "plain" and not quantity.bound:
+        if not sentence.code and _measures(quantity):
             first, *last = _ends(quantity)
             for one, other in ((first, last[0] if last else None), *((end, first) for end in last)):
                 if _digits(one) > 1:
@@ -129,32 +152,23 @@ def _digits(quantity: Quantity) -> int:
     return len(digits.replace(".", "").lstrip("0") if "." in digits else digits.strip("0"))
 
 
-def _elsewhere(scene: Scene, sentence: Sentence, printed: Quantity) -> list[Fact]:
-    return [fact for fact in scene.said.facts.get(_kind(printed), ()) if fact.line != sentence.line]
+def _says(scene: Scene, sentence: Sentence, printed: Quantity) -> list[Fact]:
+    """Who says the same number elsewhere, or one of which it is the rounding."""
+    kind, said = _kind(printed), scene.said
+    same = said.values.get((kind, _value(printed)), ())
+    finer = said.digits.get((kind, printed.unit.scale, _bare(printed.digits)), ())
+    return [fact for fact in (*same, *finer) if fact.line != sentence.line]
 
 
-def _same(a: Quantity, b: Quantity) -> bool:
-    return math.isclose(abs(a.number) * a.unit.scale, abs(b.number) * b.unit.scale, rel_tol=1e-9)
-
-
-def _says(fact: Quantity, printed: Quantity) -> bool:
-    """Whether a number is one that is said elsewhere, or its rounding."""
-    return _same(fact, printed) or (
-        fact.unit.scale == printed.unit.scale and _digits_at(fact, printed) == printed.digits
-    )
-
-
-def _digits_at(fact: Quantity, printed: Quantity) -> str:
-    """The digits of a number, rounded by one where it has one more than another."""
-    finer = fact.decimals == printed.decimals + 1
-    return f"{abs(fact.number):.{printed.decimals}f}" if finer else fact.digits
-
-
-def _groups(facts: Iterable[Fact]) -> list[list[Fact]]:
-    """Facts of the same value."""
-    found: dict[float, list[Fact]] = {}
-    for fact in facts:
-        found.setdefault(abs(fact.quantity.number) * fact.quantity.unit.scale, []).append(fact)
+def _slips(scene: Scene, sentence: Sentence, printed: Quantity) -> list[list[Fact]]:
+    """Who says numbers elsewhere of which it is a slip: facts of the same value together."""
+    kind, scale, said = _kind(printed), printed.unit.scale, scene.said
+    near = [said.digits.get((kind, scale, text), ()) for text in slips(_bare(printed.digits))]
+    moved = [said.values.get((kind, _value(printed, factor)), ()) for factor in (10.0, 0.1)]
+    found: dict[str, list[Fact]] = {}
+    for fact in itertools.chain(*near, *moved):
+        if fact.line != sentence.line and fact.quantity.unit.scale == scale:
+            found.setdefault(_value(fact.quantity), []).append(fact)
     return list(found.values())
 
 
@@ -163,16 +177,22 @@ def _weight(scene: Scene, words: frozenset[str], fact: Fact) -> float:
     return sum(scene.said.weights.get(word, 0.0) for word in words & fact.words)
 
 
-def _enough(printed: Quantity, weight: float, group: Sequence[Fact]) -> bool:
+def _enough(scene: Scene, printed: Quantity, weight: float, group: Sequence[Fact]) -> bool:
     """Whether it is the same that is meant, by shared words and by the lines that say the other number. The
-    more digits there are, the less likely is a slip by chance."""
+    more digits there are, and the fewer numbers of this form, the less likely is a slip by chance."""
     digits, lines, cell = _digits(printed), len({fact.line for fact in group}), any(f.cell for f in group)
-    if digits > 3:
-        return True
-    if digits == 3:
-        return weight >= 1.5 if lines > 1 else weight >= 8 and cell
-    least = 1.5 if lines > 5 else 6 if lines > 2 else 9 if lines > 1 else math.inf
-    return weight >= min(least, 14 if cell else math.inf)
+    text = _bare(printed.digits)
+    forms = scene.said.alike.get((_kind(printed), printed.unit.scale, _places(text)), 0)
+    # of so many numbers at random, one pair or more would be slips of each other
+    dense = forms**2 * len(slips(text)) >= 10.0**digits
+    if digits > 3 and not dense:
+        least = 0.0
+    elif digits > 2:
+        least = math.inf if lines == 1 else 6 if dense else 1.5
+    else:
+        least = 1.5 if lines > 5 else 6 if lines > 2 else 9 if lines > 1 else math.inf
+    of_cell = (8 if digits > 2 else 14) if cell else math.inf
+    return weight >= min(least, of_cell)
 
 
 def _check(sentence: Sentence, printed: Quantity, fact: Fact) -> Check:

@@ -25,7 +25,14 @@ class Fact:
 
 @dataclass(frozen=True)
 class Said:
-    """All facts of a document; `weights` are of their words, larger for rare ones."""
+    """All facts of a document: by their values in base units, and by their digits and the unit's scale,
+    also those that they round to with one digit less.
 
-    facts: Mapping[Kind, tuple[Fact, ...]] = field(default_factory=dict)
+    `alike` counts the different digits that stand at the same places; `weights` are of words, larger for rare
+    ones.
+    """
+
+    values: Mapping[tuple[Kind, str], tuple[Fact, ...]] = field(default_factory=dict)
+    digits: Mapping[tuple[Kind, float, str], tuple[Fact, ...]] = field(default_factory=dict)
+    alike: Mapping[tuple[Kind, float, str], int] = field(default_factory=dict)
     weights: Mapping[str, float] = field(default_factory=dict)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 from kvik_lab.audit.quantity import Quantity
-from kvik_lab.audit.rules import Value, holds
+from kvik_lab.audit.rules import Value
 from kvik_lab.audit.units import Unit
 
 _FACTORS = (
@@ -105,22 +106,34 @@ def _digits(printed: Quantity, value: Value) -> str | None:
 
 
 def _undone(printed: Quantity, digits: str, value: Value) -> bool:
-    number = math.copysign(float(digits), printed.number)
-    return holds(replace(printed, number=number, upper=None), value)
+    """Whether these digits would follow; not by what coarse inputs leave open: any digits would then."""
+    right = replace(printed, number=math.copysign(float(digits), printed.number), upper=None)
+    return matches(right, value.middle / value.scale, value)
 
 
 def slip(one: str, other: str) -> bool:
-    """Whether digits are others with one changed, two neighbours swapped, or the decimal point moved. A
-    change of the last two digits is none (of the last, where there are two), and none is one between 0.79 and
-    1.79: that is another measurement more often."""
+    """Whether digits are others after a slip: one changed, two neighbours swapped, or the point moved."""
     a, b = one.replace(",", ""), other.replace(",", "")
-    if a.replace(".", "").strip("0") == b.replace(".", "").strip("0"):
-        return a != b and any(math.isclose(float(a), f * float(b), rel_tol=1e-9) for f in (10, 0.1))
-    if len(a) != len(b) or a.find(".") != b.find("."):
+    if not a or not b:
         return False
-    digits = [(x, y) for x, y in zip(a, b, strict=True) if x != "."]
-    digits = list(itertools.dropwhile(("0", "0").__eq__, digits))
-    differ = [at for at, (x, y) in enumerate(digits) if x != y]
-    if len(differ) == 1:
-        return differ[0] < max(len(digits) - 2, 1) and "0" not in digits[0]
-    return len(differ) == 2 and differ[1] == differ[0] + 1 and digits[differ[0]] == digits[differ[1]][::-1]
+    moved = any(math.isclose(float(a), factor * float(b), rel_tol=1e-9) for factor in (10, 0.1))
+    return b in slips(a) or (moved and len(a.replace(".", "").strip("0")) > 1)
+
+
+@lru_cache(maxsize=4096)
+def slips(digits: str) -> frozenset[str]:
+    """The digits of which these may be a slip, without those of a moved point.
+
+    The last two are not changed (of two, the last is not), nor is 1.79 to 0.79: that is another measurement
+    more often.
+    """
+    found = set[str]()
+    places = [at for at, digit in enumerate(digits) if digit != "."]
+    places = list(itertools.dropwhile(lambda at: digits[at] == "0", places))
+    for at in places[: max(len(places) - 2, 1)]:
+        found |= {digits[:at] + other + digits[at + 1 :] for other in "123456789"}
+        if at > places[0]:
+            found.add(digits[:at] + "0" + digits[at + 1 :])
+    for one, two in itertools.pairwise(places):
+        found.add(digits[:one] + digits[two] + digits[one + 1 : two] + digits[one] + digits[two + 1 :])
+    return frozenset(found - {digits})
