@@ -4,33 +4,18 @@
 #[path = "engine/common.rs"]
 #[allow(dead_code)]
 mod common;
+#[path = "../../../tests/common/sets.rs"]
+mod sets;
 
 use common::{PATIENCE, all, code, engine, many, pages, region, within};
 use kvik_core::{Code, GrantState};
 use kvik_engine::Preference;
-use kvik_host::event::EventFd;
-use std::collections::BTreeSet;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use sets::{sets, take_away};
+use std::os::fd::RawFd;
 use std::time::Duration;
 
 /// Longer than this test may take.
 const LONG: Duration = Duration::from_secs(3600);
-
-/// The sets that threads of this process sleep on.
-fn sets() -> BTreeSet<RawFd> {
-    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
-    let sets = descriptors.filter(|path| {
-        std::fs::read_link(path).is_ok_and(|what| what.as_os_str() == "anon_inode:[eventpoll]")
-    });
-    sets.map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap()).collect()
-}
-
-/// Puts something else in the place of a set; who waits on it notices when it waits again.
-fn take_away(set: RawFd) {
-    // SAFETY: it is open, and not closed by this value.
-    let mut taken = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(set) });
-    rustix::io::dup2(EventFd::new().unwrap(), &mut taken).unwrap();
-}
 
 #[test]
 fn an_engine_whose_control_thread_cannot_wait_closes_and_leaves_nobody_waiting() {

@@ -6,12 +6,14 @@
 mod make;
 #[path = "unit/nobody.rs"]
 mod nobody;
+#[path = "../../../tests/common/sets.rs"]
+mod sets;
 #[path = "../../../tests/standins/standin.rs"]
 #[allow(dead_code)]
 mod standin;
 
 use kvik_core::{Code, Error, RegionId, Result};
-use kvik_host::event::{EventFd, Interest, wait_ready};
+use kvik_host::event::{Interest, wait_ready};
 use kvik_host::socket::{TcpConn, TcpListener, TcpOptions};
 use kvik_host::thread::ThreadOptions;
 use kvik_host::{HugePages, Memory};
@@ -25,9 +27,9 @@ use kvik_transport::{
     Ended, Placement, Queue, RegionMemory, RmaPeers, Services, SessionEvents, Transport, WorkSource,
 };
 use nobody::Nobody;
+use sets::{sets, take_away};
 use standin::Standin;
-use std::collections::BTreeSet;
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -73,22 +75,6 @@ fn services() -> (Services, Receiver<(u64, Option<Error>)>) {
     let (tell, told) = channel();
     let sessions = Arc::new(Sessions(Mutex::new(tell)));
     (Services { sessions: sessions.clone(), rma: sessions, ..Services::of(&Arc::new(Nobody(true))) }, told)
-}
-
-/// The sets that threads of this process sleep on.
-fn sets() -> BTreeSet<RawFd> {
-    let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
-    let sets = descriptors.filter(|path| {
-        std::fs::read_link(path).is_ok_and(|what| what.as_os_str() == "anon_inode:[eventpoll]")
-    });
-    sets.map(|path| path.file_name().unwrap().to_str().unwrap().parse().unwrap()).collect()
-}
-
-/// Puts something else in the place of a set; who waits on it notices when it waits again.
-fn take_away(set: RawFd) {
-    // SAFETY: it is open, and not closed by this value.
-    let mut taken = std::mem::ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(set) });
-    rustix::io::dup2(EventFd::new().unwrap(), &mut taken).unwrap();
 }
 
 fn connected() -> (TcpConn, TcpConn) {
